@@ -1,0 +1,69 @@
+# Everything is installed into .venv and nothing outside it is touched. Each .venv/.stamp-* marks a finished
+# step, so that a second run skips it; a change of constraints.txt or pyproject.toml makes it run again.
+
+PYTHON ?= $(firstword $(shell command -v python3 python))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet -c constraints.txt
+INPUTS := constraints.txt pyproject.toml
+
+# Their metadata names torch; see `zoo` in pyproject.toml for why they are installed with --no-deps.
+ZOO_MODELS := torchvision timm transformers torch-pruning
+# What these four need besides torch and numpy.
+ZOO_LIGHT := filelock huggingface_hub packaging pillow pyyaml regex safetensors tokenizers tqdm typer
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test zoo bench lint typecheck clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
+	$(BIN)/python examples/demo/demo.py
+
+test: lint $(VENV)/.stamp-zoo ## lint, then all tests
+	$(BIN)/python -m pytest -q -n 2
+
+zoo: $(VENV)/.stamp-zoo ## prove the cut exact on every zoo model, write examples/zoo/COVERAGE.md
+	$(BIN)/python -m examples.zoo.run
+
+bench: $(VENV)/.stamp-zoo ## measure transform time, training overhead and growth
+	$(BIN)/python -m examples.benchmarks.run
+
+lint: $(VENV)/.stamp-test ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory typecheck
+
+typecheck: $(VENV)/.stamp-test ## mypy on the package as it is installed
+	@rm -rf $(VENV)/types && mkdir -p $(VENV)/types/tgfx
+	@ln -s $(addprefix ../../../,$(wildcard tgfx/*)) ../../../passes $(VENV)/types/tgfx/
+	$(BIN)/mypy -p tgfx
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "tgfx needs Python 3.11 or later; make PYTHON=/path/to/python chooses one"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "tgfx needs Python 3.11 or later, $(PYTHON) is older; make PYTHON=... chooses another"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone, at the version constraints.txt pins: later steps find it there and keep it.
+# Another version could be a CUDA build of several gigabytes.
+$(VENV)/.stamp-core: $(INPUTS) | $(BIN)/python
+	$(PIP_INSTALL) $(shell grep '^torch==' constraints.txt)
+	$(PIP_INSTALL) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.stamp-test: $(INPUTS) $(VENV)/.stamp-core
+	$(PIP_INSTALL) -e '.[test,dev]'
+	@touch $@
+
+$(VENV)/.stamp-zoo: $(INPUTS) $(VENV)/.stamp-test
+	$(PIP_INSTALL) --no-deps $(ZOO_MODELS)
+	$(PIP_INSTALL) $(ZOO_LIGHT)
+	@touch $@

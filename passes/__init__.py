@@ -1,0 +1,1 @@
+"""Passes: analyses (graph -> frozen facts) and transforms (graph + facts -> new graph). See README.md."""

@@ -1,0 +1,481 @@
+"""Analysis: who is which channel.
+
+Runs the captured graph once on its example, node by node, under a TorchDispatchMode, so that every Python
+function, method and module is seen as the few ATen operators it becomes. The operator rules push identity
+layers along; what they say is collected here and frozen into a ChannelMap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds, Work
+from tgfx.ir.ids import IdSpace, collapse, distinct_along
+from tgfx.ir.refusal import Refusal
+from tgfx.ir.source import Source
+from tgfx.ops import rule_for
+from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
+from tgfx.ops.modules import is_lowerable, is_resizable_module
+from tgfx.ops.naming import is_torch_function, op_name
+from tgfx.ops.pointwise import pointwise
+from tgfx.ops.registry import Call
+from tgfx.ops.resize import RULES, can_resize
+
+Origin = tuple[str, str, int]
+
+
+def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
+    """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen."""
+    recorder = ChannelRecorder(source, head_first=head_first)
+    training = torch.is_grad_enabled()
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            recorder.run_example()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        torch.set_grad_enabled(training)
+    return recorder.facts()
+
+
+class ChannelRecorder(fx.Interpreter):
+    """Executes the graph and answers the operator rules (see tgfx.ops.registry.Recorder)."""
+
+    def __init__(self, source: Source, *, head_first: bool) -> None:
+        super().__init__(source.module)
+        self.source, self.head_first = source, head_first
+        self.space = IdSpace()
+        self.params: dict[str, TensorIds] = {}
+        self.buffers: dict[str, TensorIds] = {}
+        self.nodes: dict[str, NodeIds] = {}
+        self.reads: list[Read] = []
+        self.works: list[Work] = []
+        self.channels: dict[str, torch.Tensor] = {}
+        self.grouping_modes: dict[str, str] = {}
+        self.const_nodes: set[str] = set()
+        self.seen_args: dict[str, tuple[tuple, dict]] = {}
+        self.containers: set[str] = set()
+        self._node: fx.Node | None = None
+        self._op = ""
+        self._live: dict[int, tuple[torch.Tensor, TensorIds, Origin | None]] = {}
+        self._owned: dict[int, tuple[torch.Tensor, TensorIds, Origin | None]] = {}
+        self._pending: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
+        self._sized: list[torch.Tensor] = []
+        self._makers: list[tuple[torch.Tensor, list[int]]] = []
+        self._place: Refusal | None = None
+        self._own_parameters()
+
+    # -- starting points -------------------------------------------------------------------------------------
+
+    def _own_parameters(self) -> None:
+        root = self.source.module
+        for kind, named, table in (
+            ("param", root.named_parameters(remove_duplicate=False), self.params),
+            ("buffer", root.named_buffers(remove_duplicate=False), self.buffers),
+        ):
+            for name, tensor in named:
+                if id(tensor) in self._owned:  # tied: one set of ids
+                    table[name] = self._owned[id(tensor)][1]
+                    continue
+                layers = []
+                for axis, size in enumerate(tensor.shape):
+                    if size > 1 and tensor.is_floating_point():
+                        ids = torch.from_numpy(self.space.fresh(size, Axis(kind, name, axis)))
+                        layers.append(ids.reshape([-1 if a == axis else 1 for a in range(tensor.ndim)]))
+                known = TensorIds(tuple(tensor.shape), tuple(layers))
+                table[name] = known
+                self._owned[id(tensor)] = (tensor, known, ("param", name, 0))
+
+    def run_example(self) -> None:
+        flat = self.source.flat_inputs()
+        with _Watch(self):
+            self.source.result = self.run(*flat, enable_io_processing=False)
+        self._freeze_outputs()
+        self._settle_joint_layers()
+        self._freeze_untouched()
+
+    # -- fx.Interpreter --------------------------------------------------------------------------------------
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._enter(n)
+        if n.op in ("call_function", "call_method") and op_name(n) in RULES:
+            self.seen_args[n.name] = self.fetch_args_kwargs_from_env(n)
+        result = super().run_node(n)
+        if not isinstance(result, torch.Tensor):
+            self.containers.add(n.name)
+        self._leave(n, result)
+        return result
+
+    def _enter(self, n: fx.Node) -> None:
+        self._node, self._live, self._pending, self._sized = n, {}, [], []
+        self._makers, self._place = [], None
+        for arg in n.all_input_nodes:
+            known = self.nodes.get(arg.name)
+            if known is None:
+                continue
+            for index, tensor in enumerate(_tensors(self.env[arg])):
+                ids = known.tensors[index]
+                if ids is not None and id(tensor) not in self._owned:
+                    self._live[id(tensor)] = (tensor, ids, ("node", arg.name, index))
+
+    def _leave(self, n: fx.Node, result: Any) -> None:
+        module = self._opaque_module(n)
+        if module is not None:
+            self._freeze_opaque(n, result, module)
+        else:
+            self._check_sizes(n)
+            self._settle_reads(n)
+            for tensor, ids in self._makers:
+                if any(tensor is out for out in _tensors(result)):
+                    self.const_nodes.add(n.name)
+                else:
+                    self._freeze_ids(np.array(ids), "is made inside a call")
+        if n.op == "placeholder":
+            self.nodes[n.name] = NodeIds(tuple(TensorIds(tuple(t.shape)) for t in _tensors(result)))
+        elif n.op != "output":
+            self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in _tensors(result)))
+        self._live = {}
+
+    def _snapshot(self, tensor: torch.Tensor) -> TensorIds:
+        return self.ids(tensor)
+
+    # -- what rules may ask and tell ---------------------------------------------------------------------------
+
+    def ids(self, tensor: torch.Tensor) -> TensorIds:
+        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
+        return entry[1] if entry else TensorIds(tuple(tensor.shape))
+
+    def origin(self, tensor: torch.Tensor) -> Origin | None:
+        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
+        return entry[2] if entry else None
+
+    def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
+        origin = self.origin(like) if like is not None else None
+        known = TensorIds(tuple(tensor.shape), tuple(layer for layer in layers if layer.numel() > 1))
+        if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
+            return
+        self._live[id(tensor)] = (tensor, known, origin)
+
+    def unite(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.space.unite(a.numpy(), b.numpy(), self.place())
+
+    def freeze(self, layer: torch.Tensor, reason: str) -> None:
+        self._freeze_ids(layer.reshape(-1).numpy(), reason)
+
+    def freeze_all(self, tensor: torch.Tensor, reason: str) -> None:
+        for layer in self.ids(tensor).layers:
+            self.freeze(layer, reason)
+
+    def fresh(self, size: int, kind: str, axis: int) -> torch.Tensor:
+        ids = self.space.fresh(size, Axis(kind, self._node.name if self._node else "", axis))
+        return torch.from_numpy(ids)
+
+    def line(self, layer: torch.Tensor, keep: int) -> torch.Tensor:
+        return collapse(self.space, layer, keep, self.place())
+
+    def distinct(self, layer: torch.Tensor, axis: int) -> int:
+        return distinct_along(self.space, layer, axis)
+
+    def same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        return a is b or bool((self.space.find(a.numpy()) == self.space.find(b.numpy())).all())
+
+    def vector(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """Ids along one axis as a flat vector; zeros (data) where there is no layer."""
+        axis %= max(tensor.ndim, 1)
+        size = tensor.shape[axis]
+        known = self.ids(tensor)
+        settled, on_axis = [], []
+        for layer in known.layers:
+            if layer.shape[axis] > 1:
+                if layer.numel() > layer.shape[axis]:
+                    layer = self.line(layer, axis)
+                on_axis.append(layer)
+            settled.append(layer)
+        if any(a is not b for a, b in zip(settled, known.layers, strict=True)):
+            self.give(tensor, settled, like=tensor)
+        if not on_axis:
+            return torch.zeros(size, dtype=torch.int64)
+        for extra in on_axis[1:]:
+            self.unite(on_axis[0], extra)
+        return on_axis[0].reshape(-1)
+
+    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None:
+        self._pending.append((kind, layer.reshape(-1), operands))
+
+    def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None:
+        vectors = []
+        for tensor, axis in axes:
+            axis %= tensor.ndim
+            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
+            if layers:
+                vectors.append(torch.stack([x.reshape(-1) for x in layers]))
+            else:
+                factor *= tensor.shape[axis]
+        self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
+
+    def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
+        origin = self.origin(weight)
+        if origin is not None and origin[0] == "param" and origin[1] in self.params:
+            self.channels.setdefault(origin[1], channels)
+
+    def grouping(self, mode: str) -> None:
+        if self._node is not None:
+            self.grouping_modes[self._node.name] = mode
+
+    def sized(self, tensors: list[torch.Tensor]) -> None:
+        self._sized.extend(tensors)
+
+    def place(self) -> Refusal:
+        if self._place is None:
+            node = self._node
+            self._place = Refusal("tied", node.name if node else "", self._op, source_line(node) if node else "")
+        return self._place
+
+    # -- end of a node -----------------------------------------------------------------------------------------
+
+    def _settle_reads(self, n: fx.Node) -> None:
+        for kind, layer, operands in self._pending:
+            if bool((self.space.find(layer.numpy()) == 0).all()):
+                continue
+            options = tuple(o for o in (self._operand(n, t, layer) for t in operands) if o is not None)
+            if not options or (kind == "masked" and not self._has_masked_form(n)):
+                self._freeze_ids(layer.numpy(), "is summed up inside a call that has no masked form")
+                continue
+            self.reads.append(Read(n.name, self._op_of(n), kind, layer, options))
+
+    def _operand(self, n: fx.Node, tensor: torch.Tensor, layer: torch.Tensor) -> Operand | None:
+        origin = self.origin(tensor)
+        if origin is None:
+            return None
+        if origin[0] == "param" and n.op == "call_module" and not is_lowerable(self._module(n)):
+            return None
+        located = self._locate(origin, layer)
+        return None if located is None else Operand(origin[0], origin[1], located, origin[2])
+
+    def _locate(self, origin: Origin, layer: torch.Tensor) -> torch.Tensor | None:
+        """The layer of the origin that carries these very ids."""
+        kind, name, index = origin
+        known = (self.params.get(name) or self.buffers.get(name)) if kind == "param" else self.nodes[name].tensors[index]
+        if known is None:
+            return None
+        wanted = layer.numpy()
+        for own in known.layers:
+            if np.isin(wanted, own.reshape(-1).numpy()).all():
+                return own
+        roots = np.unique(self.space.find(wanted))
+        for own in known.layers:
+            if np.isin(roots, self.space.find(own.reshape(-1).numpy())).all():
+                return own
+        return None
+
+    def _has_masked_form(self, n: fx.Node) -> bool:
+        return self._op_of(n) in (MASKED_MODULES if n.op == "call_module" else MASKED_FUNCTIONS)
+
+    def _check_sizes(self, n: fx.Node) -> None:
+        if not self._sized or can_resize(n, self.source.module):
+            return
+        for tensor in self._sized:
+            for layer in self.ids(tensor).layers:
+                self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized")
+
+    def _opaque_module(self, n: fx.Node) -> str | None:
+        """Why the callee of this node is a closed box to us, if it is one."""
+        if n.op == "call_module":
+            if str(n.target) in self.source.opaque:
+                return "goes into a module that could not be traced"
+            module = self._module(n)
+            if not is_resizable_module(module):
+                return f"goes into {type(module).__name__}, which tgfx cannot cut"
+        return None
+
+    def _freeze_opaque(self, n: fx.Node, result: Any, reason: str) -> None:
+        for arg in n.all_input_nodes:
+            known = self.nodes.get(arg.name)
+            for ids in known.tensors if known else ():
+                for layer in ids.layers if ids else ():
+                    self.freeze(layer, reason)
+        if n.op == "call_module":
+            for name, _ in self._module(n).named_parameters():
+                for layer in self.params[f"{n.target}.{name}"].layers:
+                    self.freeze(layer, "belongs to a module that stays as it is")
+            for name, _ in self._module(n).named_buffers():
+                for layer in self.buffers[f"{n.target}.{name}"].layers:
+                    self.freeze(layer, "belongs to a module that stays as it is")
+        for tensor in _tensors(result):
+            for layer in self.ids(tensor).layers:
+                self.freeze(layer, reason)
+
+    # -- end of the run ------------------------------------------------------------------------------------------
+
+    def _freeze_outputs(self) -> None:
+        output = next(node for node in self.source.module.graph.nodes if node.op == "output")
+        for arg in output.all_input_nodes:
+            self._node, self._op = arg, "output"
+            for ids in self.nodes[arg.name].tensors:
+                for layer in ids.layers if ids else ():
+                    refusal = Refusal("makes the model's output", arg.name, "output", source_line(arg))
+                    self.space.freeze(layer.reshape(-1).numpy(), refusal)
+
+    def _settle_joint_layers(self) -> None:
+        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis."""
+        changed = True
+        while changed:
+            changed = False
+            for name, known in self.nodes.items():
+                for ids in known.tensors:
+                    for layer in ids.layers if ids else ():
+                        if sum(size > 1 for size in layer.shape) > 1:
+                            changed |= self._settle(name, layer)
+
+    def _settle(self, name: str, layer: torch.Tensor) -> bool:
+        roots = self.space.find(layer.numpy())
+        varying = [
+            a for a in range(layer.ndim)
+            if layer.shape[a] > 1 and not (roots == roots.take([0], axis=a)).all()
+        ]  # fmt: skip
+        if len(varying) < 2:
+            return False
+        keep = max(varying, key=lambda a: (distinct_along(self.space, layer, a), a))
+        place = Refusal("tied", name, "reshape across axes", "")
+        line = layer
+        for axis in range(layer.ndim):
+            if axis != keep:
+                line = line.narrow(axis, 0, 1)
+        return self.space.unite(layer.numpy(), line.expand(layer.shape).numpy(), place)
+
+    def _freeze_untouched(self) -> None:
+        used = {str(n.target) for n in self.source.module.graph.nodes if n.op == "get_attr"}
+        modules = [str(n.target) for n in self.source.module.graph.nodes if n.op == "call_module"]
+        reached = set(used)
+        for prefix in modules:
+            module = self.source.module.get_submodule(prefix)
+            reached.update(f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False))
+            reached.update(f"{prefix}.{name}" for name, _ in module.named_buffers(remove_duplicate=False))
+        touched = {id(self._tensor(name)) for name in reached}
+        for name, known in [*self.params.items(), *self.buffers.items()]:
+            if id(self._tensor(name)) in touched:
+                continue
+            for layer in known.layers:
+                self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
+
+    def _tensor(self, name: str) -> torch.Tensor | None:
+        owner: Any = self.source.module
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        return owner if isinstance(owner, torch.Tensor) else None
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _freeze_ids(self, ids: np.ndarray, reason: str) -> None:
+        here = self.place()
+        self.space.freeze(ids, Refusal(reason, here.node, here.op, here.source))
+
+    def _module(self, n: fx.Node) -> nn.Module:
+        return self.source.module.get_submodule(str(n.target))
+
+    def _op_of(self, n: fx.Node) -> str:
+        return op_name(n, self.source.module)
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """One ATen call happened: let its family's rule speak."""
+        schema = func._schema.name
+        name = schema.removeprefix("aten::")
+        bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+        self._op, self._place = bare, None
+        rule = rule_for(bare) if schema.startswith("aten::") else None
+        if rule is None and _is_pointwise(func, name, bare):
+            rule = pointwise
+        call = Call(self, bare, func, args, kwargs, out)
+        if rule is None:
+            self._unknown(call)
+            return
+        rule(call)
+        if not call.tensors() or bare.startswith("new_"):
+            made = [t for t in call.outputs() if self.ids(t).layers]
+            for tensor in made:
+                ids = [i for layer in self.ids(tensor).layers for i in layer.reshape(-1).tolist()]
+                self._makers.append((tensor, ids))
+
+    def _unknown(self, call: Call) -> None:
+        for tensor in call.tensors():
+            self.freeze_all(tensor, f"goes through {call.name}, which tgfx has no rule for")
+        for tensor in call.outputs():
+            self.give(tensor, [])
+
+    def facts(self) -> ChannelMap:
+        tensors = self.source.example_tensors()
+        return ChannelMap(
+            space=self.space,
+            params=self.params,
+            buffers=self.buffers,
+            nodes=self.nodes,
+            reads=tuple(self.reads),
+            work=tuple(self.works),
+            channels=self.channels,
+            const_nodes=frozenset(self.const_nodes),
+            grouping=dict(self.grouping_modes),
+            seen_args={name: _without_tensors(args) for name, args in self.seen_args.items()},
+            containers=frozenset(self.containers),
+            refusals=tuple(self.source.refusals),
+            batch=tensors[0].shape[0] if tensors and tensors[0].ndim else 1,
+        )
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, recorder: ChannelRecorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.recorder.observe(func, args, kwargs or {}, out)
+        return out
+
+
+def _is_pointwise(func: Any, name: str, bare: str) -> bool:
+    if torch.Tag.pointwise in func.tags:
+        return True
+    if name == bare or not hasattr(torch.ops.aten, bare):
+        return False
+    packet = getattr(torch.ops.aten, bare)
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:
+    """Sizes and flags as they were seen; tensors by shape and type only."""
+
+    def empty(value: Any) -> Any:
+        return torch.empty(0, dtype=value.dtype).reshape((0,) * max(value.ndim, 1)) if isinstance(value, torch.Tensor) else value
+
+    return torch.utils._pytree.tree_map(empty, args)
+
+
+def source_line(node: fx.Node) -> str:
+    """file:line of the user's code that made this node: the innermost frame outside torch and tgfx."""
+    trace = node.meta.get("stack_trace") or node.stack_trace
+    if not trace:
+        return ""
+    frames = [line.strip() for line in trace.strip().splitlines() if line.strip().startswith("File ")]
+    places = []
+    for frame in frames:
+        parts = frame.split(",")
+        if len(parts) > 1:
+            path = parts[0].removeprefix('File "').rstrip('"')
+            places.append((path, parts[1].strip().removeprefix("line ")))
+    own = [p for p in places if not _is_ours(p[0])]
+    return "{}:{}".format(*own[-1]) if own else ""
+
+
+def _is_ours(path: str) -> bool:
+    return any(part in path for part in ("/torch/", "\\torch\\", "/tgfx/", "/passes/", "<eval_with_key>"))

@@ -1,0 +1,179 @@
+"""Analysis: what the model costs, as a function of the gates.
+
+Each convolution or matrix product costs factor * product of (number of living channels on its axes); a parameter
+counts the product of its living axes. Numbers of living channels are linear in the gates, so the cost is a polynomial
+in them: exact at 0/1, differentiable in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import sympy
+import torch
+from torch import Tensor
+
+from tgfx.ir.facts import ChannelMap, Work
+from tgfx.passes.couple import Coupling
+
+KINDS = ("flops", "flops_all", "params", "channels")
+
+
+@dataclass(frozen=True)
+class Term:
+    """factor * product of axis sums; `origin` is the node or parameter that it prices."""
+
+    factor: float
+    axes: tuple[int, ...]
+    origin: str
+
+
+class CostModel:
+    """Evaluates costs for a bank of gate values (the last entry is the constant one)."""
+
+    def __init__(self, coupling: Coupling) -> None:
+        self.coupling = coupling
+        self.terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
+        self._axes: list[np.ndarray] = []  # [layers, length] slots
+        self._known: dict[tuple, int] = {}
+
+    def axis(self, slots: np.ndarray) -> int:
+        """Register an axis given by the slots of its positions, one row per layer."""
+        if len(slots) == 1:
+            slots = np.sort(slots, axis=1)
+        key = (slots.shape, slots.tobytes())
+        if key not in self._known:
+            self._known[key] = len(self._axes)
+            self._axes.append(slots)
+        return self._known[key]
+
+    @cached_property
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, Tensor]]]:
+        rows, slots, counts, products = [], [], [], []
+        for index, axis in enumerate(self._axes):
+            if len(axis) == 1:
+                unique, count = np.unique(axis[0], return_counts=True)
+                rows.append(np.full(len(unique), index))
+                slots.append(unique)
+                counts.append(count)
+            else:
+                products.append((index, torch.from_numpy(axis)))
+        if not rows:
+            empty = torch.zeros(0, dtype=torch.int64)
+            return empty, empty, torch.zeros(0, dtype=torch.float64), products
+        return (
+            torch.from_numpy(np.concatenate(rows)),
+            torch.from_numpy(np.concatenate(slots)),
+            torch.from_numpy(np.concatenate(counts)).double(),
+            products,
+        )
+
+    @cached_property
+    def _packed(self) -> dict[str, dict[int, tuple[Tensor, Tensor]]]:
+        packed: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+        for kind, terms in self.terms.items():
+            by_arity: dict[int, list[Term]] = {}
+            for term in terms:
+                by_arity.setdefault(len(term.axes), []).append(term)
+            packed[kind] = {
+                arity: (
+                    torch.tensor([t.factor for t in own], dtype=torch.float64),
+                    torch.tensor([t.axes for t in own], dtype=torch.int64).reshape(len(own), arity),
+                )
+                for arity, own in by_arity.items()
+            }
+        return packed
+
+    def living(self, bank: Tensor) -> Tensor:
+        """Number of living channels on every registered axis."""
+        rows, slots, counts, products = self._sums
+        bank = bank.double()
+        sums = torch.zeros(len(self._axes), dtype=torch.float64, device=bank.device)
+        sums = sums.index_add(0, rows.to(bank.device), bank[slots.to(bank.device)] * counts.to(bank.device))
+        for index, axis in products:
+            value = bank[axis.to(bank.device)].prod(0).sum()
+            sums = sums.index_add(0, torch.tensor([index], device=bank.device), value.reshape(1))
+        return sums
+
+    def evaluate(self, kind: str, bank: Tensor) -> Tensor:
+        living = self.living(bank)
+        total = torch.zeros((), dtype=torch.float64, device=bank.device)
+        for factor, axes in self._packed[kind].values():
+            total = total + (factor.to(bank.device) * living[axes.to(bank.device)].prod(1)).sum()
+        return total
+
+    def total(self, kind: str) -> float:
+        return float(self.evaluate(kind, torch.ones(self.coupling.slots + 1, dtype=torch.float64)))
+
+    def expression(self, kind: str) -> sympy.Expr:
+        """The cost as a polynomial in the numbers of living channels n_<group>."""
+        sums = [self._axis_expression(axis) for axis in self._axes]
+        return sympy.Add(
+            *(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind])
+        )
+
+    def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
+        if len(axis) > 1:
+            return sympy.Symbol(f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True)
+        counts = np.bincount(axis[0], minlength=self.coupling.slots + 1)
+        parts: list[sympy.Expr] = [sympy.Integer(int(counts[-1]))]
+        for group in self.coupling.groups:
+            own = counts[group.start : group.start + group.size]
+            if not own.any():
+                continue
+            if (own == own[0]).all():
+                parts.append(int(own[0]) * group_symbol(group.name))
+            else:  # the group's atoms are not equally wide on this axis: one symbol per atom
+                parts.extend(int(c) * sympy.Symbol(f"{group.name}[{i}]") for i, c in enumerate(own) if c)
+        return sympy.Add(*parts)
+
+
+def group_symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(f"n[{name}]", nonnegative=True)
+
+
+def _number(value: float) -> sympy.Expr:
+    return sympy.Integer(int(value)) if float(value).is_integer() else sympy.Float(value)
+
+
+def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple[int, ...]]) -> CostModel:
+    """`params`: shape of every parameter that counts, tied ones once."""
+    cost = CostModel(coupling)
+    for work in channels.work:
+        term = _work_term(cost, coupling, work, channels.batch)
+        cost.terms["flops_all"].append(term)
+        if work.counted:
+            cost.terms["flops"].append(term)
+    for name, shape in params.items():
+        factor, axes = 1, []
+        ids = channels.params[name]
+        for axis, size in enumerate(shape):
+            layers = ids.on_axis(axis)
+            if layers:
+                axes.append(cost.axis(coupling.slots_of(layers[0].numpy().reshape(1, -1))))
+            else:
+                factor *= size
+        cost.terms["params"].append(_folded(cost, Term(factor, tuple(axes), name)))
+        if name in channels.channels:
+            slots = coupling.slots_of(channels.channels[name].numpy().reshape(1, -1))
+            cost.terms["channels"].append(_folded(cost, Term(1, (cost.axis(slots),), name)))
+    return cost
+
+
+def _work_term(cost: CostModel, coupling: Coupling, work: Work, batch: int) -> Term:
+    axes = tuple(cost.axis(coupling.slots_of(axis.numpy())) for axis in work.axes)
+    return _folded(cost, Term(work.factor / batch, axes, work.node))
+
+
+def _folded(cost: CostModel, term: Term) -> Term:
+    """Axes that are all constant become part of the factor."""
+    factor, axes = term.factor, []
+    for index in term.axes:
+        slots = cost._axes[index]
+        if (slots == cost.coupling.slots).all():
+            factor *= slots.shape[1]
+        else:
+            axes.append(index)
+    return Term(factor, tuple(axes), term.origin)

@@ -1,0 +1,197 @@
+"""Analysis: atoms and the groups that share one gate.
+
+Atoms whose channels live on exactly the same parameter axes form a group: one vector of gates. A networkx graph over
+parameter axes, whose edges carry the operator that ties them, answers "why".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+
+from tgfx.ir.facts import Axis, ChannelMap
+from tgfx.ir.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that one gate vector decides on (or that are kept: `frozen` says why).
+
+    size: how many atoms, each of which lives or dies as a whole; members: parameter axes it touches; ties: the
+    operators that tie them.
+    """
+
+    name: str
+    size: int
+    members: tuple[Axis, ...]
+    ties: tuple[Refusal, ...]
+    frozen: Refusal | None
+    roots: np.ndarray
+    start: int = -1  # first slot in the gate bank; -1 when frozen
+
+    @property
+    def op(self) -> str:
+        """The operators that tie the members, most telling first."""
+        seen = dict.fromkeys(tie.op for tie in self.ties)
+        return ", ".join(seen) if seen else "none"
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Groups, and where each id's gate sits. Slot `slots` is the constant one: channels that stay."""
+
+    groups: tuple[Group, ...]
+    frozen: tuple[Group, ...]
+    slots: int
+    slot_of_id: np.ndarray
+    graph: nx.Graph
+
+    def slots_of(self, ids: np.ndarray) -> np.ndarray:
+        return self.slot_of_id[ids]
+
+
+def couple(channels: ChannelMap) -> Coupling:
+    axes = _parameter_axes(channels)
+    graph = _tie_graph(channels)
+    members, positions = _members_of_atoms(channels, axes)
+    producers = _producers(channels)
+    groups, frozen, start = [], [], 0
+    names: set[str] = set()
+    for signature, roots in members.items():
+        own = tuple(axes[i] for i in signature)
+        name = _name(own, producers, names)
+        ties = _ties_between(graph, own)
+        refusal = None
+        if len(roots) < 2:
+            refusal = Refusal("is a single channel: a group never loses its last one", own[0].name)
+        ordered = np.array(sorted(roots, key=lambda r: positions[r]), dtype=np.int64)
+        group = Group(name, len(roots), own, ties, refusal, ordered, -1 if refusal else start)
+        if refusal:
+            frozen.append(group)
+        else:
+            groups.append(group)
+            start += len(roots)
+    slot_of_root = np.full(channels.space.size, start, dtype=np.int64)
+    for group in groups:
+        slot_of_root[group.roots] = np.arange(group.start, group.start + group.size)
+    everyone = channels.space.find(np.arange(channels.space.size))
+    frozen.extend(_frozen_groups(channels, axes, graph, producers, names))
+    return Coupling(tuple(groups), tuple(frozen), start, slot_of_root[everyone], graph)
+
+
+def _parameter_axes(channels: ChannelMap) -> list[Axis]:
+    return [o if isinstance(o, Axis) else Axis("?", "", 0) for o in channels.space.owners]
+
+
+def _members_of_atoms(
+    channels: ChannelMap, axes: list[Axis]
+) -> tuple[dict[tuple[int, ...], list[int]], dict[int, int]]:
+    """signature (sorted owner indices, parameters only) -> roots; and where each root first appears."""
+    space = channels.space
+    ids = np.arange(1, space.size)
+    owner = space.owner_indices(ids)
+    is_param = np.array([axis.kind == "param" for axis in axes] + [False])[owner]
+    ids, owner = ids[is_param], owner[is_param]
+    roots = space.find(ids)
+    living = roots != 0
+    roots, owner = roots[living], owner[living]
+    pairs = np.unique(np.stack([roots, owner], axis=1), axis=0)
+    signatures: dict[int, list[int]] = {}
+    for root, own in pairs.tolist():
+        signatures.setdefault(root, []).append(own)
+    members: dict[tuple[int, ...], list[int]] = {}
+    for root, owners in signatures.items():
+        members.setdefault(tuple(owners), []).append(root)
+    return dict(sorted(members.items())), {root: root for root in signatures}
+
+
+def _producers(channels: ChannelMap) -> set[tuple[str, int]]:
+    """(parameter, axis) pairs that make channels: output axes of convolutions and fully-connected layers."""
+    found = set()
+    for name, ids in channels.channels.items():
+        wanted = set(channels.space.owner_indices(ids.numpy().reshape(-1)).tolist())
+        for index in wanted:
+            owner = channels.space.owners[index] if index >= 0 else None
+            if isinstance(owner, Axis) and owner.name == name:
+                found.add((owner.name, owner.axis))
+    return found
+
+
+def _name(members: Iterable[Axis], producers: set[tuple[str, int]], taken: set[str]) -> str:
+    """The first layer that makes these channels; numbered if it makes several groups."""
+    members = list(members)
+    first = next((m for m in members if (m.name, m.axis) in producers), members[0])
+    base = first.name.rpartition(".")[0] or first.name
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}#{count}"
+    taken.add(name)
+    return name
+
+
+def _tie_graph(channels: ChannelMap) -> nx.Graph:
+    graph = nx.Graph()
+    space = channels.space
+    for index, owner in enumerate(space.owners):
+        graph.add_node(index, axis=owner, refusals=space.refusals.get(index, []))
+    for (left, right), places in space.ties.items():
+        graph.add_edge(left, right, places=places)
+    return graph
+
+
+def _ties_between(graph: nx.Graph, members: tuple[Axis, ...]) -> tuple[Refusal, ...]:
+    by_axis = {graph.nodes[i]["axis"]: i for i in graph.nodes} if "_by_axis" not in graph.graph else graph.graph["_by_axis"]
+    graph.graph["_by_axis"] = by_axis
+    own = [by_axis[m] for m in members]
+    inside = set(own)
+    ties: dict[Refusal, None] = {}
+    for index in own:
+        for other, data in graph.adj[index].items():
+            if other in inside or graph.nodes[other]["axis"].kind in ("expand", "const", "buffer"):
+                for place in data["places"]:
+                    ties[place] = None
+    return tuple(ties)
+
+
+def _frozen_groups(
+    channels: ChannelMap, axes: list[Axis], graph: nx.Graph, producers: set[tuple[str, int]], names: set[str]
+) -> list[Group]:
+    """Layers whose output channels are all kept, gathered by what ties them, each with the reason."""
+    space = channels.space
+    ids = np.arange(1, space.size)
+    owner = space.owner_indices(ids)
+    frozen_ids = space.is_frozen(ids)
+    total = np.bincount(owner, minlength=len(axes))
+    kept = np.bincount(owner[frozen_ids], minlength=len(axes))
+    whole = {i for i in range(len(axes)) if total[i] and kept[i] == total[i] and axes[i].kind == "param"}
+    seeds = [i for i in whole if (axes[i].name, axes[i].axis) in producers]
+    related = graph.subgraph(whole)
+    found, done = [], set()
+    for seed in sorted(seeds):
+        if seed in done:
+            continue
+        component = nx.node_connected_component(related, seed)
+        done |= component
+        own = tuple(axes[i] for i in sorted(component))
+        refusal = _nearest_refusal(graph, sorted(component))
+        size = int(total[seed])
+        found.append(Group(_name([axes[seed], *own], producers, names), size, own, (), refusal, np.zeros(0, np.int64)))
+    return found
+
+
+def _nearest_refusal(graph: nx.Graph, component: list[int]) -> Refusal:
+    """The reason recorded on a member, or else on the nearest axis that it is tied to."""
+    seen, frontier = set(component), list(component)
+    while frontier:
+        for index in frontier:
+            for refusal in graph.nodes[index]["refusals"]:
+                if "window of a" not in refusal.reason:
+                    return refusal
+        following = [n for i in frontier for n in graph.adj[i] if n not in seen]
+        seen.update(following)
+        frontier = list(dict.fromkeys(following))
+    return Refusal("meets data that has no channel identity")

@@ -1,0 +1,240 @@
+"""Transform: the physically smaller model.
+
+Every parameter and buffer axis knows its atoms: slice them. Then bring the constants of the graph to the new sizes
+(tgfx.ops.resize). The result holds torch's own modules and operators only, under the old names.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from tgfx.ir.facts import ChannelMap
+from tgfx.ir.source import Source
+from tgfx.ops.modules import cut_module, is_resizable_module
+from tgfx.ops.resize import resize
+from tgfx.passes.survivors import Survivors
+
+_ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg,
+    operator.pow, operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge, min, max, int, float,
+}  # fmt: skip
+
+
+def cut(source: Source, channels: ChannelMap, survivors: Survivors, tensors: dict[str, Tensor]) -> fx.GraphModule:
+    """`tensors`: current parameters and buffers by name. Nothing given is changed."""
+    surgeon = _Surgeon(source, channels, survivors)
+    graph = surgeon.rewrite_graph()
+    root = surgeon.cut_modules(tensors)
+    for name, constant in surgeon.constants.items():
+        root.register_buffer(name, constant, persistent=False)
+    compact = fx.GraphModule(root, graph, class_name=type(source.module).__name__)
+    compact.graph.eliminate_dead_code()
+    compact.graph.lint()
+    compact.recompile()
+    surgeon.attach_rest(compact, root)
+    return compact
+
+
+class _Surgeon:
+    """Answers the resize rules (tgfx.ops.resize.Cut) and walks the graph."""
+
+    def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors) -> None:
+        self.source, self.channels, self.survivors = source, channels, survivors
+        self.graph = fx.Graph()
+        self.graph._codegen = source.module.graph._codegen
+        self.constants: dict[str, Tensor] = {}
+        self._kept: dict[tuple[str, int], list[np.ndarray | None]] = {}
+
+    # -- what resize rules ask --------------------------------------------------------------------------------
+
+    def is_tensor(self, node: fx.Node) -> bool:
+        known = self.channels.nodes.get(node.name)
+        return known is not None and len(known.tensors) == 1 and node.name not in self.channels.containers
+
+    def before(self, node: fx.Node, index: int = 0) -> tuple[int, ...]:
+        ids = self.channels.nodes[node.name].tensors[index]
+        if ids is None:
+            raise IndexError(index)
+        return ids.shape
+
+    def kept(self, node: fx.Node, axis: int, index: int = 0) -> list[int] | None:
+        key = (node.name, index)
+        if key not in self._kept:
+            ids = self.channels.nodes[node.name].tensors[index]
+            self._kept[key] = self.survivors.kept(ids) if ids is not None else []
+        found = self._kept[key][axis] if self._kept[key] else None
+        return None if found is None else found.tolist()
+
+    def seen(self, node: fx.Node) -> tuple[tuple, dict]:
+        return self.channels.seen_args[node.name]
+
+    def groups(self, node: fx.Node, before: int) -> int:
+        """Groups that are left of a grouped convolution or GroupNorm."""
+        if self.channels.grouping.get(node.name) != "within":
+            return before
+        x = node.args[0] if node.args else node.kwargs["input"]
+        kept = self.kept(x, 1)  # type: ignore[arg-type]
+        return before if kept is None else before * len(kept) // self.before(x)[1]  # type: ignore[arg-type]
+
+    def constant(self, indices: list[int]) -> fx.Node:
+        name = f"kept_{len(self.constants)}"
+        self.constants[name] = torch.tensor(indices, dtype=torch.int64)
+        return self.graph.get_attr(name)
+
+    # -- the graph ------------------------------------------------------------------------------------------------
+
+    def rewrite_graph(self) -> fx.Graph:
+        values: dict[fx.Node, Any] = {}
+        for node in self.source.module.graph.nodes:
+            copy = self.graph.node_copy(node, lambda n: values[n] if isinstance(values[n], fx.Node) else n)
+            copy.args = fx.node.map_arg(node.args, lambda n: values[n])
+            copy.kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
+            value = self._rewritten(node, copy)
+            if value is not copy and not copy.users and copy in self.graph.nodes:
+                self.graph.erase_node(copy)
+            values[node] = value
+            if isinstance(value, fx.Node) and value is not copy:
+                value.meta = dict(node.meta)
+        return self.graph
+
+    def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
+        if node.op == "call_function" and node.target is operator.getitem and not isinstance(copy.args[0], fx.Node):
+            if isinstance(copy.args[1], int | slice):
+                return copy.args[0][copy.args[1]]  # a size that is known by now
+        if node.op == "call_function" and node.target in _ARITHMETIC and not copy.all_input_nodes:
+            return node.target(*copy.args, **copy.kwargs)
+        value = resize(self, node, copy, self.source.module)
+        if node.name in self.channels.const_nodes and isinstance(value, fx.Node):
+            return self._slice_constant(node, value)
+        return value
+
+    def _slice_constant(self, node: fx.Node, copy: fx.Node) -> fx.Node:
+        for axis in range(len(self.before(node))):
+            kept = self.kept(node, axis)
+            if kept is not None:
+                with self.graph.inserting_after(copy):
+                    index = self.constant(kept)
+                with self.graph.inserting_after(index):
+                    copy = self.graph.call_function(torch.index_select, (copy, axis, index))
+        return copy
+
+    # -- modules and tensors --------------------------------------------------------------------------------------
+
+    def cut_modules(self, tensors: dict[str, Tensor]) -> nn.Module:
+        root = nn.Module()
+        root.training = self.source.module.training
+        self.sliced = self._sliced(tensors)
+        group_counts = self._group_counts()
+        for path, module in self.source.module.named_modules():
+            if not path or isinstance(module, fx.GraphModule):
+                continue
+            own = {
+                name: self.sliced[f"{path}.{name}"]
+                for name in [*module._parameters, *module._buffers]
+                if f"{path}.{name}" in self.sliced
+            }
+            if is_resizable_module(module) and not isinstance(module, nn.Sequential | nn.ModuleList):
+                smaller = cut_module(module, own, group_counts.get(path))
+                smaller._modules = {}
+            else:
+                smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
+            smaller.training = module.training
+            _add(root, path, smaller)
+        for name in [*self.source.module._parameters, *self.source.module._buffers]:
+            _attach(root, name, self.sliced[name], self.source.module)
+        return root
+
+    def _called(self, path: str) -> bool:
+        """A closed box: keeps its own class, and all below it."""
+        boxes = {str(n.target) for n in self.source.module.graph.nodes if n.op == "call_module"}
+        return any(path == box or path.startswith(box + ".") for box in boxes)
+
+    def _sliced(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        sliced: dict[str, Tensor] = {}
+        done: dict[int, Tensor] = {}
+        for table in (self.channels.params, self.channels.buffers):
+            for name, ids in table.items():
+                tensor = tensors[name]
+                if id(tensor) not in done:
+                    smaller = tensor.detach()
+                    for axis, kept in enumerate(self.survivors.kept(ids)):
+                        if kept is not None:
+                            smaller = smaller.index_select(axis, torch.from_numpy(kept).to(smaller.device))
+                    smaller = smaller.clone()
+                    if isinstance(tensor, nn.Parameter):
+                        smaller = nn.Parameter(smaller, tensor.requires_grad)
+                    done[id(tensor)] = smaller
+                sliced[name] = done[id(tensor)]
+        return sliced
+
+    def _group_counts(self) -> dict[str, int]:
+        counts = {}
+        for node in self.source.module.graph.nodes:
+            if node.op == "call_module" and node.name in self.channels.grouping:
+                module = self.source.module.get_submodule(str(node.target))
+                before = getattr(module, "groups", None) or getattr(module, "num_groups", 1)
+                counts[str(node.target)] = self.groups(node, before)
+        return counts
+
+    def attach_rest(self, compact: fx.GraphModule, root: nn.Module) -> None:
+        """Tensors the graph does not use stay too, under their names."""
+        for path, module in root.named_modules():
+            if path and not _has(compact, path):
+                compact.add_submodule(path, module)
+        for name, tensor in self.sliced.items():
+            if not _has(compact, name):
+                _attach(compact, name, tensor, self.source.module)
+        compact.train(self.source.module.training)
+        for path, module in self.source.module.named_modules():
+            if path and _has(compact, path):
+                compact.get_submodule(path).training = module.training
+
+
+def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
+    plain = nn.Module()
+    plain._parameters = {n: own.get(n) for n in module._parameters}  # type: ignore[assignment]
+    plain._buffers = {n: own.get(n) for n in module._buffers}
+    plain._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
+    return plain
+
+
+def _shallow(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
+    smaller = copy.copy(module)
+    smaller._parameters = {n: own.get(n) for n in module._parameters}  # type: ignore[assignment]
+    smaller._buffers = {n: own.get(n) for n in module._buffers}
+    smaller._modules = {}
+    return smaller
+
+
+def _add(root: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, last = path.rpartition(".")
+    root.get_submodule(parent).add_module(last, module)
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    owner: Any = module
+    for part in name.split("."):
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
+
+
+def _attach(module: nn.Module, name: str, tensor: Tensor, original: nn.Module) -> None:
+    path, _, last = name.rpartition(".")
+    owner: nn.Module = module
+    for part in path.split(".") if path else []:
+        if not hasattr(owner, part):
+            owner.add_module(part, nn.Module())
+        owner = getattr(owner, part)
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(last, tensor)
+    else:
+        holder = original.get_submodule(path)
+        owner.register_buffer(last, tensor, persistent=last not in holder._non_persistent_buffers_set)

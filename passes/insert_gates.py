@@ -1,0 +1,193 @@
+"""Transform: write the gates into a copy of the graph.
+
+    conv1(x)  ->  F.conv2d(x, conv1.weight * bank[index], conv1.bias, ...)
+    bn(x)     ->  bn(x, bank[index])
+    ln(x)     ->  masked_layer_norm(x, bank[index], ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from tgfx.gated_layers import gated_batch_norm
+from tgfx.ir.source import Source
+from tgfx.ops import masked
+from tgfx.ops.modules import lower
+from tgfx.ops.naming import op_name
+from tgfx.passes.place import Placement, Site
+
+BANK = "gate_bank"
+INDEX = "gate_index"
+
+
+class GateIndex(nn.Module):
+    """Holds the index tensors (not saved: they follow from the model)."""
+
+    def keep(self, index: np.ndarray) -> str:
+        wanted = torch.from_numpy(np.ascontiguousarray(index))
+        for name, known in self._buffers.items():
+            if known.shape == wanted.shape and torch.equal(known, wanted):
+                return name
+        name = f"i{len(self._buffers)}"
+        self.register_buffer(name, wanted, persistent=False)
+        return name
+
+
+def insert_gates(source: Source, placement: Placement) -> tuple[fx.Graph, GateIndex, dict[str, nn.Module]]:
+    """The gated graph, its index tensors, and layers to swap for gated twins (by path)."""
+    writer = _Writer(source)
+    by_node: dict[str, list[Site]] = {}
+    for site in placement.sites:
+        by_node.setdefault(site.node, []).append(site)
+    for node in source.module.graph.nodes:
+        writer.write(node, by_node.get(node.name, []))
+    writer.gate_other_calls()
+    writer.graph.lint()
+    return writer.graph, writer.indices, writer.twins
+
+
+class _Writer:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.graph = fx.Graph(tracer_cls=source.module.graph._tracer_cls)
+        self.graph._codegen = source.module.graph._codegen
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.by_name = {node.name: node for node in source.module.graph.nodes}
+        self.indices = GateIndex()
+        self.twins: dict[str, nn.Module] = {}
+        self.bank: fx.Node | None = None
+        self.values: dict[str, fx.Node] = {}
+
+    def write(self, node: fx.Node, sites: list[Site]) -> None:
+        if self.bank is None and node.op != "placeholder":
+            self.bank = self.graph.call_module(BANK)
+        for site in sites:  # gate values stand before whatever uses them
+            self._value(site.index)
+        gated_params = {s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand}
+        inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
+        swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
+
+        def remap(arg: fx.Node) -> fx.Node:
+            if arg.op == "get_attr" and str(arg.target) in gated_params:
+                return self.graph.call_function(torch.mul, (self.copies[arg], gated_params[str(arg.target)]))
+            return swap.get(arg) or self.copies[arg]
+
+        copy = self.graph.node_copy(node, remap)
+        masked_site = next((s for s in sites if s.kind == "masked"), None)
+        norm_site = next((s for s in sites if s.kind == "batch_norm"), None)
+        if masked_site is not None:
+            copy = self._replace(copy, self._masked(copy, masked_site, gated_params))
+        elif norm_site is not None:
+            path = str(node.target)
+            self.twins.setdefault(path, gated_batch_norm(self.source.module.get_submodule(path)))
+            copy.args = (copy.args[0], self._value(norm_site.index))
+        elif gated_params and node.op == "call_module":
+            copy = self._replace(copy, self._lowered(copy, gated_params))
+        copy.meta = dict(node.meta)
+        self.copies[node] = copy
+
+    def source_node(self, name: str) -> fx.Node:
+        return self.by_name[name]
+
+    def gate_other_calls(self) -> None:
+        """A swapped layer that is called elsewhere without a gate there takes all ones."""
+        for node in self.graph.nodes:
+            if node.op == "call_module" and str(node.target) in self.twins and len(node.args) == 1:
+                size = self.twins[str(node.target)].num_features
+                with self.graph.inserting_before(node):
+                    ones = self.graph.call_function(torch.ones, (size,))
+                node.args = (node.args[0], ones)
+
+    def _value(self, index: np.ndarray) -> fx.Node:
+        """Gate values in the shape of `index`."""
+        name = self.indices.keep(index)
+        if name not in self.values:
+            at = self.graph.get_attr(f"{INDEX}.{name}")
+            self.values[name] = self.graph.call_function(_pick, (self.bank, at))
+        return self.values[name]
+
+    def _gated_input(self, name: str, site: Site) -> fx.Node:
+        source = self.source_node(name)
+        return self.graph.call_function(torch.mul, (self.copies[source], self._value(site.index)))
+
+    def _lowered(self, copy: fx.Node, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
+        path = str(copy.target)
+        module = self.source.module.get_submodule(path)
+
+        def build() -> fx.Node:
+            weights = {}
+            for name, value in gated.items():
+                own = self.graph.get_attr(name)
+                weights[name.rpartition(".")[2]] = self.graph.call_function(torch.mul, (own, value))
+            return lower(self.graph, copy, module, weights)
+
+        return build
+
+    def _masked(self, copy: fx.Node, site: Site, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
+        gate = self._value(site.index)
+        if copy.op == "call_module":
+            return lambda: _masked_module(self.graph, copy, self.source.module, gate)
+        return lambda: _masked_function(self.graph, copy, gate)
+
+    def _replace(self, copy: fx.Node, build: Callable[[], fx.Node]) -> fx.Node:
+        with self.graph.inserting_before(copy):
+            new = build()
+        copy.replace_all_uses_with(new)
+        self.graph.erase_node(copy)
+        return new
+
+
+def _pick(bank: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """bank[index], with the shape of index."""
+    return bank.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Node) -> fx.Node:
+    path = str(copy.target)
+    module = root.get_submodule(path)
+    x = copy.args[0]
+    weight = graph.get_attr(f"{path}.weight") if module.weight is not None else None
+    if isinstance(module, nn.RMSNorm):
+        args: tuple[Any, ...] = (x, gate, list(module.normalized_shape), weight, module.eps)
+        return graph.call_function(masked.masked_rms_norm, args)
+    bias = graph.get_attr(f"{path}.bias") if module.bias is not None else None
+    if isinstance(module, nn.GroupNorm):
+        args = (x, gate, module.num_groups, weight, bias, module.eps)
+        return graph.call_function(masked.masked_group_norm, args)
+    args = (x, gate, list(module.normalized_shape), weight, bias, module.eps)
+    return graph.call_function(masked.masked_layer_norm, args)
+
+
+_FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
+    "mean": (masked.masked_mean, (("dim", None), ("keepdim", False))),
+    "var": (masked.masked_var, (("dim", None), ("correction", 1), ("keepdim", False))),
+    "std": (masked.masked_std, (("dim", None), ("correction", 1), ("keepdim", False))),
+    "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), ("weight", None), ("bias", None), ("eps", 1e-5))),
+    "rms_norm": (masked.masked_rms_norm, (("normalized_shape", None), ("weight", None), ("eps", None))),
+    "group_norm": (masked.masked_group_norm, (("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))),
+}  # fmt: skip
+
+
+def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
+    form, signature = _FORMS[op_name(copy)]
+    given = dict(copy.kwargs)
+    if "unbiased" in given:
+        given["correction"] = 1 if given.pop("unbiased") else 0
+    if "axis" in given:
+        given["dim"] = given.pop("axis")
+    rest = list(copy.args[1:])
+    if op_name(copy) in ("var", "std") and len(rest) > 1 and isinstance(rest[1], bool):
+        rest[1] = 1 if rest[1] else 0  # the old spelling: unbiased
+    given.update(zip((name for name, _ in signature), rest, strict=False))
+    given.pop("dtype", None)
+    x = copy.args[0] if copy.args else given.pop("input")
+    values = []
+    for name, default in signature:
+        value = given.get(name, default)
+        values.append(default if value is None and name == "correction" else value)
+    return graph.call_function(form, (x, gate, *values))

@@ -1,0 +1,21 @@
+"""tgfx: plug-in, trainable gates for any PyTorch model."""
+
+from tgfx._version import __version__
+from tgfx.api import shrink, transform
+from tgfx.errors import TgfxError
+from tgfx.gated import GatedModule
+from tgfx.gates import GateSpec, TrainableGate
+from tgfx.ir.refusal import Refusal
+from tgfx.passes.couple import Group
+
+__all__ = [
+    "GateSpec",
+    "GatedModule",
+    "Group",
+    "Refusal",
+    "TgfxError",
+    "TrainableGate",
+    "__version__",
+    "shrink",
+    "transform",
+]

@@ -1,0 +1,385 @@
+"""The pipeline: transform and shrink."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from tgfx.bank import GateBank
+from tgfx.capture import capture, example_inputs_for
+from tgfx.errors import (
+    AlreadyGatedError,
+    EmptyGroupError,
+    GranularityError,
+    IgnoreError,
+    InputError,
+    LazyModuleError,
+    NothingToGateError,
+    StrictError,
+    VerificationError,
+)
+from tgfx.gated import Facts, GatedModule
+from tgfx.gates import GateSpec
+from tgfx.ir.facts import Axis, ChannelMap
+from tgfx.ir.refusal import Refusal
+from tgfx.ir.source import Source
+from tgfx.passes.channels import analyse_channels
+from tgfx.passes.cost import build_cost
+from tgfx.passes.couple import couple
+from tgfx.passes.cut import cut
+from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
+from tgfx.passes.place import place_gates
+from tgfx.passes.survivors import Survivors
+
+Ignore = str | type | nn.Module
+
+
+def transform(
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    granularity: str = "channel",
+    gate: GateSpec | None = None,
+    ignore: Sequence[Ignore] | Ignore = (),
+    strict: bool = False,
+) -> GatedModule:
+    """A gated copy of `model`; the model itself is left as it is.
+
+    example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
+    what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
+    instead of keeping channels that meet something unknown.
+    """
+    _check_model(model, granularity)
+    ignored = _ignored_names(model, ignore)
+    with _untouched_rng(), torch.no_grad():
+        args, kwargs = example_inputs_for(model, example_inputs)
+        mine = copy.deepcopy(model)
+        modes = {name: module.training for name, module in mine.named_modules()}
+        mine.eval()
+        reference = _reference(mine, args, kwargs)
+        source = capture(mine, args, kwargs)
+        channels = analyse_channels(source)
+        _check_capture(source, reference)
+        _freeze_ignored(channels, ignored)
+        coupling = couple(channels)
+        if strict:
+            _refuse_unknown(source, channels)
+        if not coupling.groups:
+            raise _nothing_to_gate(model, coupling.frozen)
+        placement = place_gates(source, channels, coupling)
+        graph, index, twins = insert_gates(source, placement)
+        spec = gate or GateSpec()
+        generator = torch.Generator().manual_seed(0)
+        bank = GateBank({g.name: spec.build(g.size, generator=generator) for g in coupling.groups})
+        root = _mirror(source.module, twins)
+        root.add_module(BANK, bank)
+        root.add_module(INDEX, index)
+        cost = build_cost(channels, coupling, _counted_parameters(source.module))
+    _match_device(root, bank, index)
+    for name, module in root.named_modules():
+        module.training = modes.get(name, modes[""])
+    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__)
+    return GatedModule(root, graph, facts)
+
+
+def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
+    """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
+
+    round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
+    the gated model on the example before it is returned (verify=False skips that).
+    """
+    if not isinstance(gated, GatedModule):
+        raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+    opened = _rounded(gated, round_to) if round_to else gated.open_slots()
+    _check_not_empty(gated, opened)
+    facts = gated.facts
+    with _untouched_rng(), torch.no_grad():
+        tensors = dict(gated.named_parameters(remove_duplicate=False))
+        tensors.update(gated.named_buffers(remove_duplicate=False))
+        survivors = Survivors(facts.channels, facts.coupling, opened)
+        compact = cut(facts.source, facts.channels, survivors, tensors)
+        for name, module in gated.named_modules():
+            if name and _has_module(compact, name):
+                compact.get_submodule(name).training = module.training
+        compact.training = gated.training
+        if verify:
+            _verify(gated, compact, opened)
+    return compact
+
+
+def _verify(gated: GatedModule, compact: nn.Module, opened: np.ndarray) -> None:
+    """Run both on the example; a cut that changes the output is never handed out."""
+    source = gated.facts.source
+    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
+        device = next(gated.parameters()).device
+        dtype = next(gated.parameters()).dtype
+        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, device, dtype), (source.args, source.kwargs))
+        expected = _tensors(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        found = _tensors(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    for a, b in zip(expected, found, strict=True):
+        if a.shape != b.shape or not close(a, b):
+            worst = float((a - b).abs().max()) if a.shape == b.shape else float("nan")
+            raise VerificationError(
+                "the cut model does not compute what the gated one does; it is not handed out",
+                expected=f"equal outputs {tuple(a.shape)}",
+                found=f"{tuple(b.shape)}, largest difference {worst:.3g}",
+                fix="please report this model: a rule of tgfx is wrong",
+            )
+
+
+def close(a: Tensor, b: Tensor, slack: float = 64.0) -> bool:
+    """Equal up to float rounding: `slack` times the square root of epsilon-sized relative errors of the largest entry."""
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    a, b = a.double(), b.double()
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
+        return False
+    if not finite.any():
+        return True
+    scale = a[finite].abs().max().clamp_min(1e-30)
+    return bool((a[finite] - b[finite]).abs().max() <= slack * 1e-5 * scale)
+
+
+# -- steps of transform ----------------------------------------------------------------------------------------
+
+
+def _check_model(model: Any, granularity: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError("this is not a model", expected="torch.nn.Module", found=type(model).__name__)
+    if isinstance(model, GatedModule) or any(isinstance(m, GateBank) for m in model.modules()):
+        raise AlreadyGatedError(
+            "the model is gated already",
+            expected="a plain model",
+            found=type(model).__name__,
+            fix="train it as it is, or tgfx.shrink it first",
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise LazyModuleError(
+                "a lazy layer has no size yet",
+                expected="initialised parameters",
+                found=f"uninitialised {name}",
+                where=name,
+                fix="run the model once on real data before tgfx.transform",
+            )
+    if granularity != "channel":
+        raise GranularityError(
+            f"granularity {granularity!r} is not available", expected='"channel"', found=repr(granularity)
+        )
+
+
+def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
+    wanted = [ignore] if isinstance(ignore, str | type | nn.Module) else list(ignore)
+    modules = dict(model.named_modules())
+    names: set[str] = set()
+    for entry in wanted:
+        if isinstance(entry, type):
+            hits = [n for n, m in modules.items() if isinstance(m, entry)]
+        elif isinstance(entry, nn.Module):
+            hits = [n for n, m in modules.items() if m is entry]
+        else:
+            parameters = [n for n, _ in model.named_parameters(remove_duplicate=False)]
+            hits = [n for n in (*modules, *parameters) if n and fnmatch.fnmatchcase(n, entry)]
+        if not hits:
+            raise IgnoreError(
+                f"ignore={entry!r} matches nothing",
+                expected="a layer's name, a glob pattern, a module type or a module of this model",
+                found=repr(entry),
+                fix="names: " + ", ".join([n for n in modules if n][:8]),
+            )
+        names.update(hits)
+    return names
+
+
+def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
+    """What an ignored layer puts out stays: output channels of a mixing weight, all axes of other parameters."""
+    for name, ids in channels.params.items():
+        if not any(name == own or name.startswith(own + ".") for own in ignored):
+            continue
+        refusal = Refusal("is ignored, as asked", name, "ignore")
+        if name in channels.channels:
+            channels.space.freeze(channels.channels[name].numpy(), refusal)
+        else:
+            for layer in ids.layers:
+                channels.space.freeze(layer.numpy(), refusal)
+
+
+def _reference(model: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return _tensors(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} does not run on the example inputs",
+            expected="arguments the model accepts",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            fix="pass example_inputs=... the way you call the model",
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def _check_capture(source: Source, reference: list[Tensor]) -> None:
+    found = _tensors(source.result)
+    same = len(found) == len(reference) and all(
+        a.shape == b.shape and close(a, b) for a, b in zip(reference, found, strict=True)
+    )
+    if not same:
+        raise VerificationError(
+            "the captured graph does not compute what the model does",
+            expected="equal outputs on the example",
+            found="different ones",
+            fix="is the model deterministic in eval mode? If so, please report it",
+        )
+    source.result = None
+
+
+def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
+    unknown = [r for r in source.refusals]
+    for refusals in channels.space.refusals.values():
+        unknown.extend(r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason)
+    if unknown:
+        raise StrictError(
+            "strict=True, and channels would have to be kept",
+            expected="a model of which every operator is known",
+            found="; ".join(dict.fromkeys(map(str, unknown[:5]))),
+            fix="leave strict out: the rest of the model is gated all the same",
+        )
+
+
+def _nothing_to_gate(model: nn.Module, frozen: Sequence[Any]) -> NothingToGateError:
+    reasons = list(dict.fromkeys(str(g.frozen) for g in frozen if g.frozen))
+    return NothingToGateError(
+        f"{type(model).__name__} has no channels that can be gated",
+        expected="at least one layer between input and output whose channels can go",
+        found="; ".join(reasons[:3]) or "no convolution or fully-connected layer",
+        fix="the layer that makes the output is never cut; see the reasons above",
+    )
+
+
+def _mirror(module: nn.Module, twins: dict[str, nn.Module]) -> nn.Module:
+    """New containers around the very same layers, with gated twins in their places."""
+
+    def rebuilt(old: nn.Module, path: str) -> nn.Module:
+        if path in twins:
+            return twins[path]
+        if type(old) is not nn.Module and not isinstance(old, fx.GraphModule):
+            return old
+        new = nn.Module()
+        for key in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
+            new.__dict__[key] = old.__dict__[key]
+        for name, child in old._modules.items():
+            new.add_module(name, rebuilt(child, f"{path}.{name}" if path else name))
+        return new
+
+    return rebuilt(module, "")
+
+
+def _counted_parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def _match_device(root: nn.Module, bank: GateBank, index: nn.Module) -> None:
+    first = next((p for n, p in root.named_parameters() if not n.startswith(BANK)), None)
+    if first is not None:
+        bank.to(device=first.device, dtype=first.dtype if first.dtype == torch.float64 else None)
+        index.to(device=first.device)
+
+
+# -- steps of shrink -------------------------------------------------------------------------------------------
+
+
+def _check_not_empty(gated: GatedModule, opened: np.ndarray) -> None:
+    for group in gated.facts.coupling.groups:
+        if not opened[group.start : group.start + group.size].any():
+            raise EmptyGroupError(
+                f"all {group.size} gates of group '{group.name}' are closed",
+                expected="at least one open channel in every group",
+                found="none",
+                where=", ".join(str(m) for m in group.members[:4]),
+                fix="open the best one again, or use a weaker budget",
+            )
+
+
+def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
+    """Revive the best of the dead until every group's size is a multiple (or whole)."""
+    if not isinstance(multiple, int) or multiple < 1:
+        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
+    opened = gated.open_slots().copy()
+    for group in gated.facts.coupling.groups:
+        own = opened[group.start : group.start + group.size]
+        count = int(own.sum())
+        target = min(group.size, -(-count // multiple) * multiple)
+        weight = gated.gates[group.name].weight.detach().cpu().numpy()
+        order = sorted(np.flatnonzero(~own), key=lambda i: (-weight[i], i))
+        own[order[: target - count]] = True
+    return opened
+
+
+@contextmanager
+def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
+    """Hold the gates at an assignment for a while."""
+    saved = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
+    try:
+        for group in gated.facts.coupling.groups:
+            wanted = torch.from_numpy(opened[group.start : group.start + group.size].copy())
+            gate = gated.gates[group.name]
+            if not torch.equal(gate.is_open().cpu(), wanted):
+                gate.set_open_(wanted.to(gate.weight.device))
+        yield
+    finally:
+        for name, weight in saved.items():
+            gated.gates[name].weight.data.copy_(weight)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+@contextmanager
+def _untouched_rng() -> Iterator[None]:
+    python, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _like(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+
+def _has_module(module: nn.Module, name: str) -> bool:
+    try:
+        module.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+__all__ = ["Axis", "shrink", "transform"]

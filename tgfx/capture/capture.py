@@ -1,0 +1,130 @@
+"""Choosing a front end.
+
+Plain fx first: fast, and sizes stay free. Where it cannot follow the model, torch.export. Where that fails too, fx
+again with the submodules that cannot be traced kept closed (opaque), each with its reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tgfx.capture.exported import capture_exported
+from tgfx.capture.raising import raise_layers
+from tgfx.capture.tracer import TracingFailed, trace
+from tgfx.errors import CaptureError
+from tgfx.ir.refusal import Refusal
+from tgfx.ir.source import Source
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Source:
+    """A graph over `model` (which belongs to us: a copy of the user's)."""
+    left_out = _left_out(model, args, kwargs)
+    try:
+        module = trace(model, left_out, set(), open_wrapped=True)
+        return _finished(model, Source(module, args, kwargs, "fx"))
+    except TracingFailed as failure:
+        first = failure
+    try:
+        module = capture_exported(model, args, kwargs)
+        return _finished(model, Source(module, args, kwargs, "export"))
+    except Exception as error:
+        second = error
+    return _partial(model, args, kwargs, left_out, first, second)
+
+
+def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Optional arguments that the example leaves out, and plain values that it gives: fixed in the graph."""
+    signature = inspect.signature(model.forward)
+    fixed = {}
+    for index, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if index < len(args):
+            value = args[index]
+        elif name in kwargs:
+            value = kwargs[name]
+        elif parameter.default is not parameter.empty:
+            value = parameter.default
+        else:
+            continue
+        if value is None or isinstance(value, bool | int | float | str):
+            fixed[name] = value
+    return fixed
+
+
+def _partial(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    left_out: dict[str, Any],
+    first: TracingFailed,
+    second: Exception,
+) -> Source:
+    opaque: set[str] = set()
+    refusals: list[Refusal] = []
+    failure: TracingFailed | None = first
+    while failure is not None:
+        if not failure.where or failure.where in opaque:
+            raise CaptureError(
+                f"{type(model).__name__} could not be captured as a graph",
+                expected="a forward that torch.fx or torch.export can follow",
+                found=f"fx: {first}; torch.export: {type(second).__name__}: {str(second).splitlines()[0]}",
+                where=first.where or "the model's own forward",
+                fix="move the data-dependent part into a submodule: tgfx keeps that one as it is and gates the rest",
+            ) from failure.cause
+        opaque.add(failure.where)
+        refusals.append(Refusal(f"could not be traced: {failure}".splitlines()[0], failure.where, "opaque"))
+        try:
+            module = trace(model, left_out, opaque, open_wrapped=False)
+            failure = None
+        except TracingFailed as error:
+            failure = error
+    return _finished(model, Source(module, args, kwargs, "fx", refusals, opaque))
+
+
+def _finished(model: nn.Module, source: Source) -> Source:
+    """Everything the model holds is there under its old name, also what the graph does not use."""
+    module = source.module
+    module.train(model.training)
+    raise_layers(module)
+    for name, child in model.named_modules():
+        if name and _leaf(child) and not _has(module, name):
+            module.add_submodule(name, child)
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if not _has(module, name):
+            _attach(module, name, tensor, model)
+    for name, child in model.named_modules():
+        if _has(module, name):
+            module.get_submodule(name).training = child.training
+    return source
+
+
+def _leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and not list(module.children())
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    owner: Any = module
+    for part in name.split(".") if name else []:
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
+
+
+def _attach(module: fx.GraphModule, name: str, tensor: torch.Tensor, model: nn.Module) -> None:
+    path, _, last = name.rpartition(".")
+    owner: nn.Module = module
+    for part in path.split(".") if path else []:
+        if not hasattr(owner, part):
+            owner.add_module(part, nn.Module())
+        owner = getattr(owner, part)
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(last, tensor)
+    else:
+        holder = model.get_submodule(path)
+        owner.register_buffer(last, tensor, persistent=last not in holder._non_persistent_buffers_set)

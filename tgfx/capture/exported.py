@@ -1,0 +1,64 @@
+"""The export front end: torch.export captures what plain fx cannot follow (shape-dependent Python, Hugging Face)."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, export
+
+from tgfx.capture.raising import raise_layers
+
+
+def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    """A GraphModule over the model's own parameters, with batch and other free sizes kept free."""
+    examples = [(args, kwargs)]
+    if _can_widen(args, kwargs):
+        examples.insert(0, torch.utils._pytree.tree_map(_widened, (args, kwargs)))
+    for attempt, example in enumerate(examples):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = export(model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False)
+            break
+        except Exception:
+            if attempt + 1 == len(examples):
+                raise
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = program.module(check_guards=False)
+    graph = module.graph
+    own = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    for node in list(graph.nodes):
+        if node.op == "call_module" and str(node.target).startswith("_guards"):
+            graph.erase_node(node)
+    return own
+
+
+def _can_widen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A batch of one is taken for a constant by torch.export: repeat it, if all inputs share it."""
+    tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    return bool(tensors) and all(t.ndim > 0 and t.shape[0] == 1 for t in tensors)
+
+
+def _widened(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value
+
+
+def _free(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every axis may vary; torch.export narrows down what the code fixes."""
+
+    def spec(value: Any) -> Any:
+        return {axis: Dim.AUTO for axis in range(value.ndim)} if isinstance(value, torch.Tensor) else None
+
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    return {name: torch.utils._pytree.tree_map(spec, value) for name, value in bound.arguments.items()}
+
+
+def capture_exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    module = export_graph(model, args, kwargs)
+    raise_layers(module)
+    return module

@@ -1,0 +1,202 @@
+"""Functions back to the layers they came from.
+
+    F.batch_norm(x, bn.running_mean, ...)        ->  bn(x)
+    aten.linear(x, fc.weight, fc.bias)           ->  fc(x)
+    F.dropout(x, p, training=False)              ->  nn.Dropout(p)(x)
+
+torch.export (and fx, inside a subclass of a torch layer) leaves function calls with the mode baked in. As layers they
+follow train() and eval() again, and the compact model is made of torch's own modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tgfx.ops.naming import op_name
+
+_LAYERS: dict[str, tuple[type, ...]] = {
+    "linear": (nn.Linear,),
+    "conv1d": (nn.Conv1d,),
+    "conv2d": (nn.Conv2d,),
+    "conv3d": (nn.Conv3d,),
+    "layer_norm": (nn.LayerNorm,),
+    "group_norm": (nn.GroupNorm,),
+    "embedding": (nn.Embedding,),
+    "rms_norm": (nn.RMSNorm,),
+}
+
+
+def raise_layers(module: fx.GraphModule) -> None:
+    """Rewrite `module`'s graph in place (it is our own copy)."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        name = op_name(node)
+        if name == "batch_norm":
+            _raise_batch_norm(module, node)
+        elif name in _LAYERS:
+            _raise_layer(module, node, _LAYERS[name])
+        elif name == "dropout":
+            _raise_dropout(module, node)
+    _drop_batch_counters(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+
+
+def _owner(module: nn.Module, arg: Any, attribute: str) -> str | None:
+    """The path of the layer whose `attribute` this argument is."""
+    if not isinstance(arg, fx.Node) or arg.op != "get_attr":
+        return None
+    path, _, last = str(arg.target).rpartition(".")
+    return path if last == attribute and path else None
+
+
+def _raise_layer(module: fx.GraphModule, node: fx.Node, kinds: tuple[type, ...]) -> None:
+    bound = _bind(node)
+    weight, x = bound.get("weight"), bound.get("input")
+    if op_name(node) == "embedding" and isinstance(node.target, torch._ops.OpOverload):
+        weight, x = node.args[0], node.args[1]
+        bound = {"weight": weight, "input": x, "bias": None}
+    path = _owner(module, weight, "weight")
+    if path is None or not _has_module(module, path):
+        return
+    layer = module.get_submodule(path)
+    if type(layer) not in kinds or not _same_settings(layer, bound, op_name(node), path):
+        return
+    _replace(node, path, x)
+
+
+def _same_settings(layer: nn.Module, bound: dict[str, Any], name: str, path: str) -> bool:
+    bias = bound.get("bias")
+    own_bias = getattr(layer, "bias", None)
+    if (bias is None) != (own_bias is None):
+        return False
+    if bias is not None and str(bias.target) != f"{path}.bias":
+        return False
+    if name.startswith("conv"):
+        return layer.padding_mode == "zeros" and all(
+            _tuple(bound.get(key, default)) == _tuple(getattr(layer, key))
+            for key, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+            if not _broadcasts(bound.get(key, default), getattr(layer, key))
+        )
+    if name in ("layer_norm", "rms_norm"):
+        return tuple(bound.get("normalized_shape", ())) == tuple(layer.normalized_shape) and (
+            bound.get("eps", 1e-5) == layer.eps
+        )
+    if name == "group_norm":
+        return bound.get("num_groups") == layer.num_groups and bound.get("eps", 1e-5) == layer.eps
+    if name == "embedding":
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    return True
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _broadcasts(given: Any, own: Any) -> bool:
+    return isinstance(own, tuple) and isinstance(given, int) and set(own) == {given}
+
+
+_SIGNATURES = {
+    "linear": ("input", "weight", "bias"),
+    "conv1d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "conv3d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
+    "embedding": ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    "dropout": ("input", "p", "training", "inplace"),
+}
+
+
+def _bind(node: fx.Node) -> dict[str, Any]:
+    bound = dict(zip(_SIGNATURES[op_name(node)], node.args, strict=False))
+    bound.update(node.kwargs)
+    if "train" in bound:
+        bound["training"] = bound.pop("train")
+    return bound
+
+
+def _raise_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
+    tensors = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node) and arg.op == "get_attr"]
+    path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
+    if path is None or not _has_module(module, path):
+        return
+    layer = module.get_submodule(path)
+    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return
+    if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        _set(module, path, _plain_batch_norm(layer))
+    _replace(node, path, node.args[0])
+
+
+def _plain_batch_norm(layer: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+    """torch's own layer around the very same tensors (a subclass may add an activation: it stays a child)."""
+    base = next(k for k in type(layer).__mro__ if k in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    plain = base(1, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    plain._parameters, plain._buffers = layer._parameters, layer._buffers
+    plain._modules, plain.num_features = layer._modules, layer.num_features
+    plain.training = layer.training
+    return plain
+
+
+def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
+    bound = _bind(node)
+    if bound.get("training", True) is not False or not isinstance(bound.get("p", 0.5), float | int):
+        return  # dropout that is always on stays a function
+    stack = node.meta.get("nn_module_stack") or {}
+    owner = next(reversed(stack.values()), ("", ""))[0] if stack else ""
+    p = bound.get("p", 0.5)
+    if owner and _has_module(module, owner) and type(module.get_submodule(owner)) is nn.Dropout:
+        if module.get_submodule(owner).p == p:
+            _replace(node, owner, bound["input"])
+            return
+    if not p:
+        node.replace_all_uses_with(bound["input"])
+        node.graph.erase_node(node)
+        return
+    index = 0
+    while hasattr(module, f"functional_dropout_{index}"):
+        index += 1
+    path = f"functional_dropout_{index}"
+    layer = nn.Dropout(p)
+    layer.train(module.training)
+    module.add_submodule(path, layer)
+    _replace(node, path, bound["input"])
+
+
+def _replace(node: fx.Node, path: str, x: Any) -> None:
+    with node.graph.inserting_before(node):
+        call = node.graph.call_module(path, (x,))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call, propagate_meta=False)
+    node.graph.erase_node(node)
+
+
+def _drop_batch_counters(graph: fx.Graph) -> None:
+    """num_batches_tracked += 1 is the layer's own business again."""
+    for node in reversed(list(graph.nodes)):
+        counted = node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
+        if counted and op_name(node) == "add" and node.args[0].op == "get_attr" and not node.users:
+            if str(node.args[0].target).endswith("num_batches_tracked"):
+                graph.erase_node(node)
+
+
+def _has_module(module: nn.Module, path: str) -> bool:
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def _set(module: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, last = path.rpartition(".")
+    setattr(module.get_submodule(parent), last, layer)

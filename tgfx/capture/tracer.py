@@ -1,0 +1,126 @@
+"""The fx front end: torch.fx's tracer with attention written out and untraceable submodules kept closed."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx import _symbolic_trace
+
+from tgfx.capture.attention import is_plain_attention, multihead_attention
+
+_TRANSFORMER = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.TransformerDecoder)
+
+
+class GateTracer(fx.Tracer):
+    """Traces a model; records where it fails so that the caller may keep that submodule closed."""
+
+    def __init__(self, opaque: set[str], *, open_wrapped: bool) -> None:
+        super().__init__(autowrap_modules=())
+        self.opaque, self.open_wrapped = opaque, open_wrapped
+        self.record_stack_traces = True
+        self.trace_asserts = True
+        self.path: list[str] = []
+        self.failed_at: str | None = None
+
+    def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
+        self.fixed = dict(concrete_args or {})
+        wrapped = dict(_symbolic_trace._wrapped_fns_to_patch)
+        if self.open_wrapped:
+            _symbolic_trace._wrapped_fns_to_patch.clear()
+        try:
+            return super().trace(root)
+        finally:
+            _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """Arguments that are fixed keep their place in the signature; giving another value is an error."""
+        fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for index, arg in enumerate(args):
+            if not isinstance(arg, fx.Proxy) or str(arg.node.target) not in self.fixed:
+                continue
+            name = str(arg.node.target)
+            value = self.fixed[name]
+            same = operator.eq  # works on traced values too, also for None
+            message = f"{name} was {value!r} when this model was captured, and is fixed: transform it anew to change it"
+            check = self.graph.call_function(same, (arg.node, value))
+            self.graph.call_function(torch._assert, (check, message))
+            if not arg.node.args:
+                arg.node.args = (value,)
+            args[index] = value
+        return fn, args
+
+    def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
+        if qualified_name in self.opaque or acts_on_mode(type(m), has_state(m)):
+            return True
+        if isinstance(m, _TRANSFORMER) or is_plain_attention(m):
+            return False
+        return super().is_leaf_module(m, qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        name = self.path_of_module(m)
+        self.path.append(name)
+        result = self._call(m, name, forward, args, kwargs)
+        self.path.pop()  # on an error the path stays: its end is where tracing failed
+        return result
+
+    def _call(self, m: nn.Module, name: str, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if is_plain_attention(m) and name not in self.opaque:
+            return multihead_attention(m, self._dropout(m, name), *args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def _dropout(self, m: nn.Module, name: str) -> Callable:
+        if not m.dropout:
+            return lambda x: x
+        m.attention_dropout = nn.Dropout(m.dropout)  # a layer, so that it follows train() and eval()
+        m.attention_dropout.train(m.training)
+        self.submodule_paths = None  # type: ignore[assignment]
+        self._refresh_paths()
+        return lambda x: m.attention_dropout(x)
+
+    def _refresh_paths(self) -> None:
+        self.submodule_paths = {module: path for path, module in self.root.named_modules()}
+
+
+def has_state(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+
+
+@cache
+def _mentions_training(kind: type) -> bool:
+    try:
+        return "training" in inspect.getsource(kind.forward)  # type: ignore[attr-defined]
+    except (OSError, TypeError):
+        return False
+
+
+def acts_on_mode(kind: type, stateful: bool) -> bool:
+    """A layer without tensors whose code asks for the mode (drop path, own dropouts) is called as it is."""
+    return not stateful and not kind.__module__.startswith("torch.nn") and _mentions_training(kind)
+
+
+def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:
+    """One attempt; a failure carries the name of the submodule it happened in."""
+    tracer = GateTracer(opaque, open_wrapped=open_wrapped)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        graph = tracer.trace(root, concrete or None)
+    except Exception as error:
+        raise TracingFailed(tracer.path[-1] if tracer.path else "", error) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+    return fx.GraphModule(root, graph, class_name=type(root).__name__)
+
+
+class TracingFailed(Exception):
+    """Plain fx could not follow the model; `where` is the innermost submodule it was in."""
+
+    def __init__(self, where: str, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.where, self.cause = where, cause

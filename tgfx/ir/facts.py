@@ -1,0 +1,107 @@
+"""Frozen facts that the channel analysis hands to the later passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tgfx.ir.ids import IdSpace
+from tgfx.ir.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of something that has channels of its own.
+
+    kind: "param", "buffer", "const" (a tensor made inside the graph) or "expand" (a broadcast axis).
+    """
+
+    kind: str
+    name: str
+    axis: int
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.axis}]"
+
+
+@dataclass(frozen=True)
+class TensorIds:
+    """Identity layers of one tensor: each broadcasts to its shape, size 1 where it is constant."""
+
+    shape: tuple[int, ...]
+    layers: tuple[torch.Tensor, ...] = ()
+
+    def on_axis(self, axis: int) -> tuple[torch.Tensor, ...]:
+        """The layers that vary along `axis`."""
+        axis %= max(len(self.shape), 1)
+        return tuple(layer for layer in self.layers if layer.shape[axis] > 1)
+
+    def covers(self, axis: int) -> bool:
+        return any(layer.shape[axis] > 1 for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class NodeIds:
+    """What is known of a node's value: a TensorIds per tensor in it, in flattening order."""
+
+    tensors: tuple[TensorIds | None, ...] = ()
+
+    @property
+    def single(self) -> TensorIds | None:
+        return self.tensors[0] if len(self.tensors) == 1 else None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Something a gate can be multiplied to: a parameter by name, or an input node of the reader."""
+
+    kind: str  # "param" or "node"
+    name: str
+    layer: torch.Tensor
+    index: int = 0  # which tensor of the node's value, for nodes that give several
+
+
+@dataclass(frozen=True)
+class Read:
+    """A place where channels are summed up, so that dead ones must count for nothing.
+
+    kind "zero": one of the options must be zero at dead channels;
+    kind "masked": the node has a masked form that takes the gate itself (LayerNorm, mean ...).
+    """
+
+    node: str
+    op: str
+    kind: str
+    layer: torch.Tensor
+    options: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs of one ATen call: `factor` times the number of living channels on each of `axes`."""
+
+    node: str
+    op: str
+    factor: int
+    axes: tuple[torch.Tensor, ...]
+    counted: bool  # part of "flops" (conv and fully-connected); otherwise only of "flops_all"
+
+
+@dataclass(frozen=True)
+class ChannelMap:
+    """Result of the channel analysis over a captured graph."""
+
+    space: IdSpace
+    params: dict[str, TensorIds]
+    buffers: dict[str, TensorIds]
+    nodes: dict[str, NodeIds]
+    reads: tuple[Read, ...]
+    work: tuple[Work, ...]
+    channels: dict[str, torch.Tensor]  # weight of a conv or fully-connected layer -> ids of its output channels
+    const_nodes: frozenset[str]
+    grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups
+    seen_args: dict[str, tuple[tuple, dict]] = field(default_factory=dict)  # sizes as the run saw them
+    containers: frozenset[str] = frozenset()  # nodes whose value is not one tensor
+    refusals: tuple[Refusal, ...] = ()
+    batch: int = 1

@@ -1,0 +1,57 @@
+"""An fx.Graph as plain data and back, so that gated models survive pickle and deepcopy with all their facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class _Ref:
+    """Stands for a node inside packed arguments."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Op:
+    """Stands for an ATen overload, e.g. "aten.view.default"."""
+
+    name: str
+
+    def resolve(self) -> Any:
+        value: Any = torch.ops
+        for part in self.name.split("."):
+            value = getattr(value, part)
+        return value
+
+
+def pack_graph(graph: fx.Graph) -> dict[str, Any]:
+    nodes = []
+    for node in graph.nodes:
+        target = _Op(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else node.target
+        args = fx.node.map_aggregate((node.args, node.kwargs), _pack)
+        nodes.append((node.op, node.name, target, args, node.meta.get("stack_trace") or node.stack_trace))
+    return {"nodes": nodes, "codegen": graph._codegen}
+
+
+def unpack_graph(state: dict[str, Any]) -> fx.Graph:
+    graph = fx.Graph()
+    graph._codegen = state["codegen"]
+    made: dict[str, fx.Node] = {}
+    for op, name, target, packed, trace in state["nodes"]:
+        target = target.resolve() if isinstance(target, _Op) else target
+        args, kwargs = fx.node.map_aggregate(packed, lambda a: made[a.name] if isinstance(a, _Ref) else a)
+        node = graph.create_node(op, target, args, kwargs, name=name)
+        node.name = name
+        if trace:
+            node.meta["stack_trace"] = trace
+        made[name] = node
+    return graph
+
+
+def _pack(arg: Any) -> Any:
+    return _Ref(arg.name) if isinstance(arg, fx.Node) else arg

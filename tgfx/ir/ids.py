@@ -1,0 +1,122 @@
+"""Channel identities: who is which channel, and who must live and die together.
+
+Every axis of every parameter, buffer and constant starts with fresh integer ids. Uniting two ids says that
+the two channels are one atom. Id 0 is special: it stands for data that has no identity (image rows, batch
+entries), so whatever is united with 0 is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tgfx.ir.refusal import Refusal
+
+FROZEN = 0
+
+
+class IdSpace:
+    """A vectorised union-find over ids that remembers who owns an id, what tied it and what froze it."""
+
+    def __init__(self) -> None:
+        self._parent = np.zeros(1024, dtype=np.int64)
+        self._owner = np.full(1024, -1, dtype=np.int64)
+        self.size = 1
+        self.owners: list[object] = []
+        # (owner a, owner b) -> the places that tie them, in the order met
+        self.ties: dict[tuple[int, int], list[Refusal]] = {}
+        self.refusals: dict[int, list[Refusal]] = {}
+
+    def fresh(self, count: int, owner: object) -> np.ndarray:
+        """`count` new ids that belong to `owner`."""
+        start, self.size = self.size, self.size + count
+        if self.size > len(self._parent):
+            grown = max(self.size, 2 * len(self._parent))
+            self._parent = np.resize(self._parent, grown)
+            self._owner = np.resize(self._owner, grown)
+        ids = np.arange(start, self.size, dtype=np.int64)
+        self._parent[ids] = ids
+        self._owner[ids] = len(self.owners)
+        self.owners.append(owner)
+        return ids
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """The representative of each id (the smallest id of its atom)."""
+        roots = self._parent[ids]
+        while True:
+            above = self._parent[roots]
+            if np.array_equal(above, roots):
+                break
+            roots = above
+        self._parent[ids] = roots
+        return roots
+
+    def unite(self, a: np.ndarray, b: np.ndarray, place: Refusal | None = None) -> bool:
+        """Make aligned entries of `a` and `b` one atom; says whether anything changed."""
+        a, b = np.broadcast_arrays(a, b)
+        a, b = a.reshape(-1), b.reshape(-1)
+        if a.size == 0:
+            return False
+        if place is not None:
+            self._remember(a, b, place)
+        changed = False
+        while True:
+            ra, rb = self.find(a), self.find(b)
+            different = ra != rb
+            if not different.any():
+                return changed
+            changed = True
+            low, high = np.minimum(ra, rb)[different], np.maximum(ra, rb)[different]
+            np.minimum.at(self._parent, high, low)
+
+    def freeze(self, ids: np.ndarray, refusal: Refusal) -> bool:
+        """Keep these channels for ever, and record why."""
+        ids = ids.reshape(-1)
+        live = ids[self.find(ids) != FROZEN] if ids.size else ids
+        if live.size == 0:
+            return False
+        for owner in np.unique(self._owner[live]):
+            reasons = self.refusals.setdefault(int(owner), [])
+            if refusal not in reasons:
+                reasons.append(refusal)
+        return self.unite(live, np.zeros_like(live))
+
+    def is_frozen(self, ids: np.ndarray) -> np.ndarray:
+        return self.find(ids) == FROZEN
+
+    def owner_indices(self, ids: np.ndarray) -> np.ndarray:
+        return self._owner[ids]
+
+    def _remember(self, a: np.ndarray, b: np.ndarray, place: Refusal) -> None:
+        pairs = np.stack([self._owner[a], self._owner[b]], axis=1)
+        if len(pairs) > 1:
+            pairs = pairs[[0]] if (pairs == pairs[0]).all() else np.unique(pairs, axis=0)
+        for left, right in pairs.tolist():
+            if left == right or left < 0 or right < 0:
+                continue
+            places = self.ties.setdefault((min(left, right), max(left, right)), [])
+            if len(places) < 4 and place not in places:
+                places.append(place)
+
+
+def distinct_along(space: IdSpace, layer: torch.Tensor, axis: int) -> int:
+    """How many atoms one meets walking along `axis` of a layer."""
+    line = layer
+    for other in range(layer.ndim):
+        if other != axis:
+            line = line.narrow(other, 0, 1)
+    return len(np.unique(space.find(line.reshape(-1).numpy())))
+
+
+def collapse(
+    space: IdSpace, layer: torch.Tensor, keep: int, place: Refusal, unite: Callable[..., bool] | None = None
+) -> torch.Tensor:
+    """Unite a layer along every axis but `keep`, so that its survivors are a plain slice of that axis."""
+    line = layer
+    for axis in range(layer.ndim):
+        if axis != keep:
+            line = line.narrow(axis, 0, 1)
+    (unite or space.unite)(layer.numpy(), line.expand(layer.shape).numpy(), place)
+    return line

@@ -1,0 +1,46 @@
+"""A captured model: the plain graph before any gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tgfx.ir.refusal import Refusal
+
+
+@dataclass
+class Source:
+    """A model as a graph.
+
+    module: GraphModule over a copy of the user's model; args/kwargs: the example it was captured with;
+    front_end: "fx" or "export"; refusals: submodules that stayed opaque, and why.
+    """
+
+    module: fx.GraphModule
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    front_end: str
+    refusals: list[Refusal] = field(default_factory=list)
+    opaque: set[str] = field(default_factory=set)
+    result: Any = None  # what the graph gave on the example, until it has been compared
+
+    def example_tensors(self) -> list[torch.Tensor]:
+        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def flat_inputs(self) -> list[Any]:
+        """The example as the graph's placeholders want it, one value each."""
+        if isinstance(self.module.graph._codegen, torch.fx.graph._PyTreeCodeGen):
+            return list(torch.utils._pytree.tree_leaves((self.args, self.kwargs)))
+        placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        names = [str(node.target).lstrip("*") for node in placeholders]
+        bound: dict[str, Any] = dict(zip(names, self.args, strict=False))
+        bound.update(self.kwargs)
+        return [
+            bound[name] if name in bound else (node.args[0] if node.args else None)
+            for name, node in zip(names, placeholders, strict=True)
+        ]
+

@@ -1,0 +1,107 @@
+"""Masked forms: statistics over living channels only.
+
+Each takes a gate (1 living, 0 dead, broadcastable to the input) and equals the plain operator on the input with
+the dead channels cut out. With all gates at one it is the plain operator.
+
+    mean(x)            ->  sum(g x) / sum(g)
+    layer_norm(x)      ->  (x - mean_g) / sqrt(var_g + eps) * w + b
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _weighted_mean(x: Tensor, gate: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    gate = gate.to(x.dtype)
+    for d in dims:  # every reduced axis counts, also those on which the gate is constant
+        if gate.shape[d] == 1:
+            continue
+    total = (x * gate).sum(dims, keepdim=keepdim)
+    repeats = 1
+    for d in dims:
+        if gate.shape[d] == 1:
+            repeats = repeats * x.shape[d]
+    return total / (gate.sum() * repeats)
+
+
+def _axes(dim: object, ndim: int) -> list[int]:
+    if dim is None:
+        return list(range(ndim))
+    dims = [dim] if isinstance(dim, int) else list(dim)  # type: ignore[call-overload]
+    return [d % ndim for d in dims]
+
+
+def masked_mean(x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
+    return _weighted_mean(x, gate, _axes(dim, x.ndim), keepdim)
+
+
+def masked_var(
+    x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False
+) -> Tensor:
+    dims = _axes(dim, x.ndim)
+    mean = _weighted_mean(x, gate, dims, True)
+    gate = gate.to(x.dtype)
+    squares = ((x - mean).square() * gate).sum(dims, keepdim=keepdim)
+    repeats = 1
+    for d in dims:
+        if gate.shape[d] == 1:
+            repeats = repeats * x.shape[d]
+    return squares / (gate.sum() * repeats - correction).clamp_min(0)
+
+
+def masked_std(
+    x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False
+) -> Tensor:
+    return masked_var(x, gate, dim, correction, keepdim).sqrt()
+
+
+def masked_layer_norm(
+    x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Normalise over the last len(shape) axes, counting living entries only."""
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    gate = gate.to(x.dtype)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    mean = _weighted_mean(wide, gate, dims, True)
+    centred = wide - mean
+    var = _weighted_mean(centred.square(), gate, dims, True)
+    out = (centred * torch.rsqrt(var + eps)).to(x.dtype)
+    if weight is not None:
+        out = out * weight
+    return out if bias is None else out + bias
+
+
+def masked_rms_norm(x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    out = (wide * torch.rsqrt(_weighted_mean(wide.square(), gate, dims, True) + eps)).to(x.dtype)
+    return out if weight is None else out * weight
+
+
+def masked_group_norm(
+    x: Tensor, gate: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Gate has the input's rank and varies on axis 1; living channels are equally many in every group."""
+    batch, channels = x.shape[0], x.shape[1]
+    if channels == groups:
+        return F.group_norm(x, groups, weight, bias, eps)
+    grid = x.reshape(batch, groups, channels // groups, -1)
+    mask = gate.reshape(1, groups, channels // groups, 1).to(x.dtype)
+    count = mask.sum(2, keepdim=True) * grid.shape[-1]
+    mean = (grid * mask).sum((2, 3), keepdim=True) / count
+    centred = grid - mean
+    var = (centred.square() * mask).sum((2, 3), keepdim=True) / count
+    out = (centred * torch.rsqrt(var + eps)).reshape(x.shape)
+    line = [1, channels] + [1] * (x.ndim - 2)
+    if weight is not None:
+        out = out * weight.reshape(line)
+    return out if bias is None else out + bias.reshape(line)
+
+
+# canonical operator or module name -> masked form exists
+MASKED_FUNCTIONS = {"mean", "var", "std", "layer_norm", "group_norm", "rms_norm"}
+MASKED_MODULES = {"LayerNorm", "GroupNorm", "RMSNorm"}

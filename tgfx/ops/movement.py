@@ -1,0 +1,120 @@
+"""Data movement: run the very same operator on the identities.
+
+    out = op(x, *args)      ids(out) = op(ids(x), *args)
+
+Exact by construction, whatever the operator does to indices (channel shuffle, PixelShuffle, window partition).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tgfx.ops.registry import Call, register
+
+# view-like names run as reshape: a broadcast layer cannot always be viewed where the real tensor can
+RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "unflatten", "flatten")
+MOVES = (
+    "permute", "transpose", "t", "unsqueeze", "squeeze", "select", "slice", "split", "split_with_sizes", "unbind",
+    "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "diagonal", "narrow", "unfold", "movedim",
+    "swapaxes", "repeat_interleave", "tile", "rot90", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split",
+    "unsafe_split_with_sizes", "numpy_T", "mT", "permute_copy", "transpose_copy", "native_channel_shuffle",
+    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "t_copy", "view_as_real", "repeat", "tril",
+    "triu",
+)  # fmt: skip
+# operators whose arguments are sizes: whoever calls one must be able to resize it
+SIZED = {
+    *RESHAPES, "select", "slice", "split", "split_with_sizes", "narrow", "repeat_interleave", "chunk", "tensor_split",
+    "unsafe_split", "unsafe_split_with_sizes", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "native_channel_shuffle", "unfold", "diagonal", "unbind", "slice_copy", "select_copy", "unsafe_chunk", "view_copy",
+}  # fmt: skip
+
+
+@register(*RESHAPES, *MOVES)
+def move(call: Call) -> None:
+    rec, x = call.rec, call.args[0]
+    if call.name in ("select", "select_copy", "unbind"):
+        _no_cut_along(call, x)
+    ids = rec.ids(x)
+    outs = call.outputs()
+    moved: list[list[torch.Tensor]] = [[] for _ in outs]
+    for layer in ids.layers:
+        for into, part in zip(moved, _run(call, layer.expand(x.shape)), strict=True):
+            if part.numel():
+                into.append(squeezed(part))
+    for out, layers in zip(outs, moved, strict=True):
+        rec.give(out, [layer for layer in layers if layer.numel() > 1], like=x)
+    if call.name in SIZED:
+        rec.sized([x, *outs])
+
+
+def _no_cut_along(call: Call, x: torch.Tensor) -> None:
+    """Entries picked one by one must all stay: the picked axis itself is never cut."""
+    rec = call.rec
+    dim = call.arg(1, "dim", 0) % x.ndim
+    for layer in rec.ids(x).on_axis(dim):
+        if layer.numel() == layer.shape[dim]:
+            rec.freeze(layer, "is picked entry by entry")
+        else:
+            rec.unite(layer, layer.narrow(dim, 0, 1))
+
+
+def _run(call: Call, layer: torch.Tensor) -> list[torch.Tensor]:
+    if call.name in RESHAPES:
+        return [layer.reshape(call.outputs()[0].shape)]
+    if call.name in ("tril", "triu"):
+        return [layer]
+    result = call.func(layer, *call.args[1:], **call.kwargs)
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def squeezed(layer: torch.Tensor) -> torch.Tensor:
+    """Shrink a layer to size 1 on every axis along which it is constant."""
+    for axis in range(layer.ndim):
+        if layer.shape[axis] == 1:
+            continue
+        head = layer.narrow(axis, 0, 1)
+        if layer.stride(axis) == 0 or bool((layer == head).all()):
+            layer = head
+    return layer
+
+
+@register("expand", "expand_copy", "broadcast_to")
+def expand(call: Call) -> None:
+    """A broadcast axis gets ids of its own: it must follow the channels it will meet."""
+    rec, x, out = call.rec, call.args[0], call.out
+    shift = out.ndim - x.ndim
+    layers = [layer.reshape((1,) * shift + tuple(layer.shape)) for layer in rec.ids(x).layers]
+    grown = False
+    for axis in range(out.ndim):
+        before = x.shape[axis - shift] if axis >= shift else 1
+        if before == 1 and out.shape[axis] > 1:
+            grown = True
+            layers.append(_on_axis(rec.fresh(out.shape[axis], "expand", axis), axis, out.ndim))
+    rec.give(out, layers, like=x)
+    if grown or layers:
+        rec.sized([x, out])
+
+
+def _on_axis(ids: torch.Tensor, axis: int, ndim: int) -> torch.Tensor:
+    shape = [1] * ndim
+    shape[axis] = -1
+    return ids.reshape(shape)
+
+
+@register("roll")
+def roll(call: Call) -> None:
+    """Rolling along a cut axis would need another shift for every cut: kept."""
+    rec, x = call.rec, call.args[0]
+    dims = call.arg(2, "dims", []) or list(range(x.ndim))
+    dims = [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)]
+    for layer in rec.ids(x).layers:
+        if any(layer.shape[d] > 1 for d in dims):
+            rec.freeze(layer, "is rolled along its channels")
+    rec.give(call.out, rec.ids(x).layers, like=x)
+
+
+@register("as_strided", "set", "resize", "unfold_copy", "as_strided_copy")
+def by_memory(call: Call) -> None:
+    """Addressed by memory offsets: nothing can be said about who is where."""
+    for tensor in call.tensors():
+        call.rec.freeze_all(tensor, "is addressed by memory strides")

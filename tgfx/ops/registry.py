@@ -1,0 +1,84 @@
+"""Which rule answers for which ATen operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tgfx.ir.facts import TensorIds
+
+
+class Recorder(Protocol):
+    """What a rule may ask of, and tell, the analysis that runs it."""
+
+    head_first: bool
+
+    def ids(self, tensor: torch.Tensor) -> TensorIds: ...
+    def give(self, tensor: torch.Tensor, layers: Any, like: torch.Tensor | None = None) -> None: ...
+    def unite(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
+    def freeze(self, layer: torch.Tensor, reason: str) -> None: ...
+    def freeze_all(self, tensor: torch.Tensor, reason: str) -> None: ...
+    def fresh(self, size: int, kind: str, axis: int) -> torch.Tensor: ...
+    def vector(self, tensor: torch.Tensor, axis: int) -> torch.Tensor: ...
+    def line(self, layer: torch.Tensor, keep: int) -> torch.Tensor: ...
+    def distinct(self, layer: torch.Tensor, axis: int) -> int: ...
+    def same(self, a: torch.Tensor, b: torch.Tensor) -> bool: ...
+    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None: ...
+    def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None: ...
+    def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None: ...
+    def grouping(self, mode: str) -> None: ...
+    def sized(self, tensors: list[torch.Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ATen call, already executed."""
+
+    rec: Recorder
+    name: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    def arg(self, index: int, name: str, default: Any = None) -> Any:
+        if index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+    def tensors(self) -> list[torch.Tensor]:
+        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def outputs(self) -> list[torch.Tensor]:
+        leaves = torch.utils._pytree.tree_leaves(self.out)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+Rule = Callable[[Call], None]
+_RULES: dict[str, Rule] = {}
+
+
+def register(*names: str) -> Callable[[Rule], Rule]:
+    """Make the decorated function the rule of these ATen operators (names without the in-place mark)."""
+
+    def keep(rule: Rule) -> Rule:
+        for name in names:
+            if name in _RULES:
+                raise AssertionError(f"two rules for aten::{name}")
+            _RULES[name] = rule
+        return rule
+
+    return keep
+
+
+def rule_for(name: str) -> Rule | None:
+    return _RULES.get(name)
+
+
+def as_ids(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

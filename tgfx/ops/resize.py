@@ -1,0 +1,345 @@
+"""Rewriting the constants of a node for its smaller operands.
+
+Meaning is kept by two rules:
+- a *size that is read* from a cut axis stays the original size (`C // heads`, `C ** -0.5` mean what they meant);
+- a *size that is given* to an operator is scaled by survivors / before.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+
+from tgfx.ops.naming import op_name
+
+# Spelled without sizes: the same call is right for smaller operands.
+AGNOSTIC = {
+    "flatten", "ravel", "linear", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm", "normalize",
+    "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose", "permute", "t",
+    "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat", "repeat_interleave", "flip",
+    "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold", "prelu", "glu",
+    "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "unbind",
+    "atleast_2d", "broadcast_tensors", "mT", "T", "H", "select", "where", "index", "alpha_dropout", "feature_dropout",
+    "dropout1d", "dropout2d", "dropout3d", "numpy_T", "diagonal", "tril", "triu", "index_select", "local_response_norm",
+    "pairwise_distance", "outer", "ger", "kron", "bilinear", "cosine_similarity", "matrix_exp", "mv", "inner", "addcmul",
+}  # fmt: skip
+_RESHAPE = {"view", "reshape", "expand", "unflatten"}
+_SPLIT = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"}
+_MODULES_WITH_SIZES = {"Fold", "Unflatten"}
+
+
+class Cut(Protocol):
+    """What is known about the cut while a node is rewritten."""
+
+    graph: fx.Graph
+
+    def before(self, node: fx.Node, index: int = 0) -> tuple[int, ...]: ...
+    def kept(self, node: fx.Node, axis: int, index: int = 0) -> list[int] | None: ...
+    def seen(self, node: fx.Node) -> tuple[tuple, dict]: ...
+    def groups(self, node: fx.Node, before: int) -> int: ...
+    def constant(self, indices: list[int]) -> fx.Node: ...
+
+
+Rule = Callable[[Cut, fx.Node, fx.Node], Any]
+
+
+def can_resize(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node that works with sizes can be brought to smaller operands."""
+    name = op_name(node, root)
+    if node.op == "call_module":
+        return name not in _MODULES_WITH_SIZES
+    return name in AGNOSTIC or name in RULES
+
+
+def resize(cut: Cut, node: fx.Node, copy: fx.Node, root: nn.Module) -> Any:
+    """Bring `copy` (of `node`) to the cut. Returns what takes its place: a node, or a plain value."""
+    rule = RULES.get(op_name(node, root)) if node.op in ("call_function", "call_method") else None
+    return rule(cut, node, copy) if rule else copy
+
+
+def _after(cut: Cut, node: fx.Node, axis: int, index: int = 0) -> int:
+    kept = cut.kept(node, axis, index)
+    return cut.before(node, index)[axis] if kept is None else len(kept)
+
+
+def _is_tensor(cut: Cut, node: Any) -> bool:
+    return isinstance(node, fx.Node) and bool(cut.before(node) is not None)
+
+
+def _scaled(cut: Cut, size: Any, before: int, after: int) -> Any:
+    """A size argument for an axis that went from `before` to `after`."""
+    if before == after or (isinstance(size, int) and size == -1):
+        return size
+    if isinstance(size, int):
+        return after
+    shared = math.gcd(before, after)
+    up = cut.graph.call_function(operator.mul, (size, after // shared))
+    return cut.graph.call_function(operator.floordiv, (up, before // shared))
+
+
+def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    name = op_name(node)
+    x, rest = copy.args[0], list(copy.args[1:])
+    kwargs = dict(copy.kwargs)
+    if name == "unflatten":
+        dim, sizes, offset = rest[0], list(rest[1]), None
+        offset = dim % len(cut.before(node.args[0]))  # type: ignore[arg-type]
+    else:
+        if rest and isinstance(rest[0], torch.dtype):
+            return copy
+        key = next((k for k in ("size", "shape", "sizes") if k in kwargs), None)
+        given = kwargs.pop(key) if key else (rest[0] if len(rest) == 1 and _is_list(rest[0]) else rest)
+        sizes, offset = list(given), 0
+        offset = len(cut.before(node)) - len(sizes)
+    shape = cut.before(node)
+    with cut.graph.inserting_before(copy):
+        sizes = [
+            _scaled(cut, size, shape[offset + i], _after(cut, node, offset + i)) for i, size in enumerate(sizes)
+        ]
+    if name == "unflatten":
+        copy.args = (x, rest[0], sizes)
+    elif copy.op == "call_method":
+        copy.args = (x, *sizes)
+        copy.kwargs = {}
+    else:
+        copy.args = (x, sizes)
+        copy.kwargs = {}
+    return copy
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _split(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    args, kwargs = cut.seen(node)
+    x = node.args[0]
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % len(cut.before(x))  # type: ignore[arg-type]
+    if cut.kept(x, dim) is None:  # type: ignore[arg-type]
+        return copy
+    parts = 0
+    sizes = []
+    while True:
+        try:
+            sizes.append(_after(cut, node, dim, parts))
+        except IndexError:
+            break
+        parts += 1
+    with cut.graph.inserting_before(copy):
+        return cut.graph.call_function(torch.split, (copy.args[0], sizes, dim))
+
+
+def _getitem(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    x = node.args[0]
+    if not _is_single_tensor(cut, x):
+        return copy
+    (_, index), _ = cut.seen(node)
+    items = list(index) if isinstance(index, tuple) else [index]
+    given = copy.args[1]
+    new_items = list(given) if isinstance(given, tuple) else [given]
+    ndim = len(cut.before(x))
+    used = sum(_width(item) for item in items)
+    axis, out_axis, later = 0, 0, []
+    for i, item in enumerate(items):
+        if item is Ellipsis:
+            skip = ndim - used
+            axis, out_axis = axis + skip, out_axis + skip
+        elif item is None:
+            out_axis += 1
+        elif isinstance(item, slice):
+            kept = cut.kept(x, axis)
+            if kept is not None:
+                start, stop, step = item.indices(cut.before(x)[axis])
+                if step == 1:
+                    low = sum(k < start for k in kept)
+                    new_items[i] = slice(low, low + sum(start <= k < stop for k in kept))
+                else:
+                    places = [kept.index(k) for k in range(start, stop, step) if k in set(kept)]
+                    new_items[i] = slice(None)
+                    later.append((out_axis, places))
+            axis, out_axis = axis + 1, out_axis + 1
+        else:
+            axis += _width(item)
+            out_axis += 0 if isinstance(item, int) else item.ndim
+    copy.args = (copy.args[0], tuple(new_items) if isinstance(given, tuple) else new_items[0])
+    return _pick(cut, copy, later)
+
+
+def _width(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, torch.Tensor) and item.dtype == torch.bool else 1
+
+
+def _is_single_tensor(cut: Cut, node: Any) -> bool:
+    if not isinstance(node, fx.Node):
+        return False
+    try:
+        cut.before(node)
+    except (IndexError, KeyError):
+        return False
+    return cut.is_tensor(node)  # type: ignore[attr-defined]
+
+
+def _pick(cut: Cut, copy: fx.Node, later: list[tuple[int, list[int]]]) -> fx.Node:
+    """Picks along whole axes, after the node itself."""
+    result = copy
+    for axis, places in later:
+        with cut.graph.inserting_after(result):
+            index = cut.constant(places)
+        with cut.graph.inserting_after(index):
+            picked = cut.graph.call_function(torch.index_select, (result, axis, index))
+        result = picked
+    return result
+
+
+def _slice(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """aten.slice(x, dim, start, end, step) and narrow(x, dim, start, length)."""
+    x = node.args[0]
+    args, kwargs = cut.seen(node)
+    narrow = op_name(node) == "narrow"
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(cut.before(x))  # type: ignore[arg-type]
+    kept = cut.kept(x, dim)  # type: ignore[arg-type]
+    if kept is None:
+        return copy
+    size = cut.before(x)[dim]  # type: ignore[arg-type]
+    start = args[2] if len(args) > 2 else kwargs.get("start")
+    if narrow:
+        length = args[3] if len(args) > 3 else kwargs["length"]
+        window = slice(start, start + length)
+    else:
+        stop = args[3] if len(args) > 3 else kwargs.get("end")
+        window = slice(start, stop, (args[4] if len(args) > 4 else kwargs.get("step", 1)) or 1)
+    wanted = set(range(*window.indices(size)))
+    places = [i for i, k in enumerate(kept) if k in wanted]
+    with cut.graph.inserting_before(copy):
+        if places and places == list(range(places[0], places[-1] + 1)):
+            return cut.graph.call_function(torch.narrow, (copy.args[0], dim, places[0], len(places)))
+        index = cut.constant(places)
+        return cut.graph.call_function(torch.index_select, (copy.args[0], dim, index))
+
+
+def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    x = node.args[0]
+    args, kwargs = cut.seen(node)
+    pad = list(args[1] if len(args) > 1 else kwargs["pad"])
+    ndim, changed = len(cut.before(x)), False  # type: ignore[arg-type]
+    for i in range(0, len(pad), 2):
+        axis = ndim - 1 - i // 2
+        kept = cut.kept(node, axis)
+        if kept is None:
+            continue
+        changed = True
+        size = cut.before(x)[axis]  # type: ignore[arg-type]
+        pad[i], pad[i + 1] = sum(k < pad[i] for k in kept), sum(k >= pad[i] + size for k in kept)
+    if changed:
+        if len(copy.args) > 1:
+            copy.args = (copy.args[0], pad, *copy.args[2:])
+        else:
+            copy.kwargs = {**copy.kwargs, "pad": pad}
+    return copy
+
+
+def _normalized_shape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    x = node.args[0]
+    ndim = len(cut.before(x))  # type: ignore[arg-type]
+    (args, kwargs) = cut.seen(node)
+    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+    first = ndim - len(shape)
+    if all(cut.kept(x, axis) is None for axis in range(first, ndim)):  # type: ignore[arg-type]
+        return copy
+    new = [_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
+    if len(copy.args) > 1:
+        copy.args = (copy.args[0], new, *copy.args[2:])
+    else:
+        copy.kwargs = {**copy.kwargs, "normalized_shape": new}
+    return copy
+
+
+def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """group_norm(x, groups) and conv(x, w, b, stride, padding, dilation, groups)."""
+    position = {"group_norm": 1, "convolution": 8}.get(op_name(node), 6)
+    if op_name(node).startswith("conv_transpose"):
+        position = 6
+    key = "num_groups" if op_name(node) == "group_norm" else "groups"
+    args, kwargs = cut.seen(node)
+    before = args[position] if len(args) > position else kwargs.get(key, 1)
+    if before == 1:
+        return copy
+    after = cut.groups(node, before)
+    if len(copy.args) > position:
+        copy.args = (*copy.args[:position], after, *copy.args[position + 1 :])
+    else:
+        copy.kwargs = {**copy.kwargs, key: after}
+    return copy
+
+
+def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """The default scale is one over the root of the head size as it was: spell it out."""
+    (args, kwargs) = cut.seen(node)
+    q = node.args[0] if node.args else node.kwargs["query"]
+    if kwargs.get("scale") is None:
+        copy.kwargs = {**copy.kwargs, "scale": cut.before(q)[-1] ** -0.5}  # type: ignore[arg-type]
+    return copy
+
+
+def _size(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """x.size(), x.size(i), x.shape: cut axes keep answering their original size."""
+    if op_name(node) == "getattr" and node.args[1] != "shape":
+        return copy
+    x = node.args[0]
+    if not _is_single_tensor(cut, x):
+        return copy
+    shape = cut.before(x)  # type: ignore[arg-type]
+    if all(cut.kept(x, axis) is None for axis in range(len(shape))):  # type: ignore[arg-type]
+        return copy
+    args, kwargs = cut.seen(node)
+    dim = args[1] if len(args) > 1 and op_name(node) == "size" else kwargs.get("dim")
+    if dim is not None:
+        return shape[dim] if cut.kept(x, dim % len(shape)) is not None else copy  # type: ignore[arg-type]
+    with cut.graph.inserting_after(copy):
+        return tuple(
+            size if cut.kept(x, axis) is not None  # type: ignore[arg-type]
+            else cut.graph.call_function(operator.getitem, (copy, axis))
+            for axis, size in enumerate(shape)
+        )  # fmt: skip
+
+
+def _numel(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    x = node.args[0]
+    shape = cut.before(x)  # type: ignore[arg-type]
+    after = [_after(cut, x, axis) for axis in range(len(shape))]  # type: ignore[arg-type]
+    if list(shape) == after:
+        return copy
+    with cut.graph.inserting_after(copy):
+        up = cut.graph.call_function(operator.mul, (copy, math.prod(shape)))
+    with cut.graph.inserting_after(up):
+        return cut.graph.call_function(operator.floordiv, (up, math.prod(after)))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_RESHAPE, _reshape),
+    **dict.fromkeys(_SPLIT, _split),
+    "getitem": _getitem,
+    "slice": _slice,
+    "narrow": _slice,
+    "pad": _pad,
+    "constant_pad_nd": _pad,
+    "layer_norm": _normalized_shape,
+    "rms_norm": _normalized_shape,
+    "group_norm": _group_count,
+    **{f"conv{d}d": _group_count for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": _group_count for d in (1, 2, 3)},
+    "convolution": _group_count,
+    "scaled_dot_product_attention": _attention,
+    "size": _size,
+    "getattr": _size,
+    "numel": _numel,
+}
