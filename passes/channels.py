@@ -15,10 +15,11 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tgfx.capture.tracer import has_state
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds, Work
 from tgfx.ir.ids import IdSpace, collapse, distinct_along
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.source import Source
+from tgfx.ir.source import Source, tensors_in
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import is_lowerable, is_resizable_module
@@ -26,6 +27,7 @@ from tgfx.ops.naming import is_torch_function, op_name
 from tgfx.ops.pointwise import pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
+from tgfx.passes.probe import survives_cut
 
 Origin = tuple[str, str, int]
 
@@ -120,27 +122,27 @@ class ChannelRecorder(fx.Interpreter):
             known = self.nodes.get(arg.name)
             if known is None:
                 continue
-            for index, tensor in enumerate(_tensors(self.env[arg])):
+            for index, tensor in enumerate(tensors_in(self.env[arg])):
                 ids = known.tensors[index]
                 if ids is not None and id(tensor) not in self._owned:
                     self._live[id(tensor)] = (tensor, ids, ("node", arg.name, index))
 
     def _leave(self, n: fx.Node, result: Any) -> None:
-        module = self._opaque_module(n)
-        if module is not None:
-            self._freeze_opaque(n, result, module)
+        closed = self._closed_box(n)
+        if closed is not None and not self._passes_probe(n, result):
+            self._freeze_opaque(n, result, closed)
         else:
             self._check_sizes(n)
             self._settle_reads(n)
             for tensor, ids in self._makers:
-                if any(tensor is out for out in _tensors(result)):
+                if any(tensor is out for out in tensors_in(result)):
                     self.const_nodes.add(n.name)
                 else:
                     self._freeze_ids(np.array(ids), "is made inside a call")
         if n.op == "placeholder":
-            self.nodes[n.name] = NodeIds(tuple(TensorIds(tuple(t.shape)) for t in _tensors(result)))
+            self.nodes[n.name] = NodeIds(tuple(TensorIds(tuple(t.shape)) for t in tensors_in(result)))
         elif n.op != "output":
-            self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in _tensors(result)))
+            self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in tensors_in(result)))
         self._live = {}
 
     def _snapshot(self, tensor: torch.Tensor) -> TensorIds:
@@ -158,7 +160,9 @@ class ChannelRecorder(fx.Interpreter):
 
     def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
         origin = self.origin(like) if like is not None else None
-        known = TensorIds(tuple(tensor.shape), tuple(layer for layer in layers if layer.numel() > 1))
+        # a layer that is frozen throughout says as much as none
+        living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
+        known = TensorIds(tuple(tensor.shape), living)
         if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
             return
         self._live[id(tensor)] = (tensor, known, origin)
@@ -196,7 +200,8 @@ class ChannelRecorder(fx.Interpreter):
             if layer.shape[axis] > 1:
                 if layer.numel() > layer.shape[axis]:
                     layer = self.line(layer, axis)
-                on_axis.append(layer)
+                if not self.space.is_frozen(layer.numpy()).all():
+                    on_axis.append(layer)
             settled.append(layer)
         if any(a is not b for a, b in zip(settled, known.layers, strict=True)):
             self.give(tensor, settled, like=tensor)
@@ -285,7 +290,7 @@ class ChannelRecorder(fx.Interpreter):
             for layer in self.ids(tensor).layers:
                 self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized")
 
-    def _opaque_module(self, n: fx.Node) -> str | None:
+    def _closed_box(self, n: fx.Node) -> str | None:
         """Why the callee of this node is a closed box to us, if it is one."""
         if n.op == "call_module":
             if str(n.target) in self.source.opaque:
@@ -293,7 +298,17 @@ class ChannelRecorder(fx.Interpreter):
             module = self._module(n)
             if not is_resizable_module(module):
                 return f"goes into {type(module).__name__}, which tgfx cannot cut"
+        if n.op == "call_function" and not is_torch_function(n):
+            return f"goes into the Python function {op_name(n)}"
         return None
+
+    def _passes_probe(self, n: fx.Node, result: Any) -> bool:
+        """A closed box without tensors of its own that gives the same on cut operands may stay in the way."""
+        if n.op == "call_module" and (str(n.target) in self.source.opaque or has_state(self._module(n))):
+            return False
+        if self._sized or self._pending:
+            return False
+        return survives_cut(self, n, result)
 
     def _freeze_opaque(self, n: fx.Node, result: Any, reason: str) -> None:
         for arg in n.all_input_nodes:
@@ -308,7 +323,7 @@ class ChannelRecorder(fx.Interpreter):
             for name, _ in self._module(n).named_buffers():
                 for layer in self.buffers[f"{n.target}.{name}"].layers:
                     self.freeze(layer, "belongs to a module that stays as it is")
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             for layer in self.ids(tensor).layers:
                 self.freeze(layer, reason)
 
@@ -446,10 +461,6 @@ def _is_pointwise(func: Any, name: str, bare: str) -> bool:
         return False
     packet = getattr(torch.ops.aten, bare)
     return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:

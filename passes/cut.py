@@ -96,11 +96,15 @@ class _Surgeon:
             copy.args = fx.node.map_arg(node.args, lambda n: values[n])
             copy.kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
             value = self._rewritten(node, copy)
-            if value is not copy and not copy.users and copy in self.graph.nodes:
-                self.graph.erase_node(copy)
             values[node] = value
-            if isinstance(value, fx.Node) and value is not copy:
+            if value is copy:
+                continue
+            if not copy.users:
+                self.graph.erase_node(copy)
+            if isinstance(value, fx.Node):
                 value.meta = dict(node.meta)
+                if copy._erased:
+                    value.name = copy.name
         return self.graph
 
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:

@@ -58,6 +58,12 @@ class _Writer:
         self.graph._codegen = source.module.graph._codegen
         self.copies: dict[fx.Node, fx.Node] = {}
         self.by_name = {node.name: node for node in source.module.graph.nodes}
+        self.parameters = dict(source.module.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {}
+        for name, parameter in self.parameters.items():
+            first.setdefault(id(parameter), name)
+        # a tied parameter goes by the first of its names
+        self.first_name = {name: first[id(parameter)] for name, parameter in self.parameters.items()}
         self.indices = GateIndex()
         self.twins: dict[str, nn.Module] = {}
         self.bank: fx.Node | None = None
@@ -72,12 +78,18 @@ class _Writer:
         inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
         swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
 
+        served: set[str] = set()
+
         def remap(arg: fx.Node) -> fx.Node:
-            if arg.op == "get_attr" and str(arg.target) in gated_params:
-                return self.graph.call_function(torch.mul, (self.copies[arg], gated_params[str(arg.target)]))
+            name = self.first_name.get(str(arg.target)) if arg.op == "get_attr" else None
+            if name in gated_params:
+                served.add(name)
+                return self._times(self.copies[arg], gated_params[name])
             return swap.get(arg) or self.copies[arg]
 
         copy = self.graph.node_copy(node, remap)
+        if node.op != "call_module" and served != set(gated_params):
+            raise AssertionError(f"{node.name}: gates for {set(gated_params) - served} found no place")
         masked_site = next((s for s in sites if s.kind == "masked"), None)
         norm_site = next((s for s in sites if s.kind == "batch_norm"), None)
         if masked_site is not None:
@@ -107,13 +119,17 @@ class _Writer:
         """Gate values in the shape of `index`."""
         name = self.indices.keep(index)
         if name not in self.values:
-            at = self.graph.get_attr(f"{INDEX}.{name}")
-            self.values[name] = self.graph.call_function(_pick, (self.bank, at))
+            at = self.graph.create_node("get_attr", f"{INDEX}.{name}", name="gate_at")
+            self.values[name] = self.graph.create_node("call_function", _pick, (self.bank, at), name="gate_value")
         return self.values[name]
+
+    def _times(self, tensor: fx.Node, gate: fx.Node) -> fx.Node:
+        """Named apart, so that the model's own nodes keep their names."""
+        return self.graph.create_node("call_function", torch.mul, (tensor, gate), name="gated")
 
     def _gated_input(self, name: str, site: Site) -> fx.Node:
         source = self.source_node(name)
-        return self.graph.call_function(torch.mul, (self.copies[source], self._value(site.index)))
+        return self._times(self.copies[source], self._value(site.index))
 
     def _lowered(self, copy: fx.Node, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
         path = str(copy.target)
@@ -122,11 +138,16 @@ class _Writer:
         def build() -> fx.Node:
             weights = {}
             for name, value in gated.items():
-                own = self.graph.get_attr(name)
-                weights[name.rpartition(".")[2]] = self.graph.call_function(torch.mul, (own, value))
+                last = self._name_in(module, name)
+                own = self.graph.create_node("get_attr", f"{path}.{last}", name="gate_operand")
+                weights[last] = self._times(own, value)
             return lower(self.graph, copy, module, weights)
 
         return build
+
+    def _name_in(self, module: nn.Module, name: str) -> str:
+        """What a (perhaps tied) parameter is called inside this layer."""
+        return next(n for n, p in module.named_parameters() if p is self.parameters[name])
 
     def _masked(self, copy: fx.Node, site: Site, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
         gate = self._value(site.index)
@@ -137,8 +158,10 @@ class _Writer:
     def _replace(self, copy: fx.Node, build: Callable[[], fx.Node]) -> fx.Node:
         with self.graph.inserting_before(copy):
             new = build()
+        name = copy.name
         copy.replace_all_uses_with(new)
         self.graph.erase_node(copy)
+        new.name = name  # free again, though the namespace does not know
         return new
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
-from tgfx.capture import capture, example_inputs_for
+from tgfx.capture import capture, example_inputs_for, prepare
 from tgfx.errors import (
     AlreadyGatedError,
     EmptyGroupError,
@@ -38,6 +38,7 @@ from tgfx.passes.cut import cut
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.passes.survivors import Survivors
+from tgfx.verify import close, first_difference, tensors_in
 
 Ignore = str | type | nn.Module
 
@@ -64,7 +65,7 @@ def transform(
         mine = copy.deepcopy(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
-        reference = _reference(mine, args, kwargs)
+        reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
         channels = analyse_channels(source)
         _check_capture(source, reference)
@@ -111,42 +112,33 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
                 compact.get_submodule(name).training = module.training
         compact.training = gated.training
         if verify:
-            _verify(gated, compact, opened)
+            _verify(gated, compact, survivors, opened)
     return compact
 
 
-def _verify(gated: GatedModule, compact: nn.Module, opened: np.ndarray) -> None:
+def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
     with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
-        device = next(gated.parameters()).device
-        dtype = next(gated.parameters()).dtype
-        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, device, dtype), (source.args, source.kwargs))
-        expected = _tensors(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-        found = _tensors(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-    for a, b in zip(expected, found, strict=True):
-        if a.shape != b.shape or not close(a, b):
-            worst = float((a - b).abs().max()) if a.shape == b.shape else float("nan")
-            raise VerificationError(
-                "the cut model does not compute what the gated one does; it is not handed out",
-                expected=f"equal outputs {tuple(a.shape)}",
-                found=f"{tuple(b.shape)}, largest difference {worst:.3g}",
-                fix="please report this model: a rule of tgfx is wrong",
-            )
-
-
-def close(a: Tensor, b: Tensor, slack: float = 64.0) -> bool:
-    """Equal up to float rounding: `slack` times the square root of epsilon-sized relative errors of the largest entry."""
-    if not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    a, b = a.double(), b.double()
-    finite = torch.isfinite(a)
-    if not torch.equal(finite, torch.isfinite(b)):
-        return False
-    if not finite.any():
-        return True
-    scale = a[finite].abs().max().clamp_min(1e-30)
-    return bool((a[finite] - b[finite]).abs().max() <= slack * 1e-5 * scale)
+        like = next(gated.parameters())
+        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
+        expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        try:
+            found = tensors_in(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        except Exception as error:
+            found, cause = [], error
+        else:
+            cause = None
+        if len(expected) == len(found) and all(map(close, expected, found)):
+            return
+        inputs = [_like(value, like) for value in source.flat_inputs()]
+        place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs)
+    raise VerificationError(
+        "the cut model does not compute what the gated one does; it is not handed out",
+        expected="equal outputs on the example",
+        found=f"first difference at {place}",
+        fix="please report this model: a rule of tgfx is wrong",
+    ) from cause
 
 
 # -- steps of transform ----------------------------------------------------------------------------------------
@@ -213,24 +205,8 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
                 channels.space.freeze(layer.numpy(), refusal)
 
 
-def _reference(model: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        return _tensors(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-    except Exception as error:
-        raise InputError(
-            f"{type(model).__name__} does not run on the example inputs",
-            expected="arguments the model accepts",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            fix="pass example_inputs=... the way you call the model",
-        ) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
 def _check_capture(source: Source, reference: list[Tensor]) -> None:
-    found = _tensors(source.result)
+    found = tensors_in(source.result)
     same = len(found) == len(reference) and all(
         a.shape == b.shape and close(a, b) for a, b in zip(reference, found, strict=True)
     )
@@ -364,14 +340,10 @@ def _untouched_rng() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _like(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _like(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
 
 
 def _has_module(module: nn.Module, name: str) -> bool:

@@ -6,18 +6,42 @@ again with the submodules that cannot be traced kept closed (opaque), each with 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tgfx.capture.exported import capture_exported
+from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
+from tgfx.capture.exported import export_graph
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
-from tgfx.errors import CaptureError
+from tgfx.errors import CaptureError, InputError
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.source import Source
+from tgfx.ir.source import Source, tensors_in
+
+
+def prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Run `model` (our copy) on the example; recognised drop paths become torch's own layers. Gives the outputs."""
+    ranks, handles = watch_ranks(model)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        outputs = tensors_in(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} does not run on the example inputs",
+            expected="arguments the model accepts",
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="pass example_inputs=... the way you call the model",
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for handle in handles:
+            handle.remove()
+    replace_drop_paths(model, ranks)
+    return outputs
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Source:
@@ -29,7 +53,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except TracingFailed as failure:
         first = failure
     try:
-        module = capture_exported(model, args, kwargs)
+        module = export_graph(model, args, kwargs)
         return _finished(model, Source(module, args, kwargs, "export"))
     except Exception as error:
         second = error
@@ -90,7 +114,7 @@ def _finished(model: nn.Module, source: Source) -> Source:
     """Everything the model holds is there under its old name, also what the graph does not use."""
     module = source.module
     module.train(model.training)
-    raise_layers(module)
+    raise_layers(module, model)
     for name, child in model.named_modules():
         if name and _leaf(child) and not _has(module, name):
             module.add_submodule(name, child)

@@ -10,8 +10,6 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, export
 
-from tgfx.capture.raising import raise_layers
-
 
 def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
     """A GraphModule over the model's own parameters, with batch and other free sizes kept free."""
@@ -35,6 +33,8 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     for node in list(graph.nodes):
         if node.op == "call_module" and str(node.target).startswith("_guards"):
             graph.erase_node(node)
+        elif node.op == "call_function" and node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)  # would forbid .double() and other devices
     return own
 
 
@@ -57,8 +57,3 @@ def _free(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return {name: torch.utils._pytree.tree_map(spec, value) for name, value in bound.arguments.items()}
 
-
-def capture_exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
-    module = export_graph(model, args, kwargs)
-    raise_layers(module)
-    return module

@@ -29,8 +29,9 @@ _LAYERS: dict[str, tuple[type, ...]] = {
 }
 
 
-def raise_layers(module: fx.GraphModule) -> None:
-    """Rewrite `module`'s graph in place (it is our own copy)."""
+def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
+    """Rewrite `module`'s graph in place (it is our own copy); `model` has the layers it was captured from."""
+    _bring_layers(module, model)
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -46,6 +47,17 @@ def raise_layers(module: fx.GraphModule) -> None:
     graph.eliminate_dead_code()
     graph.lint()
     module.recompile()
+
+
+def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
+    """Layers of which the graph only names tensors: have the layer itself there, under its name."""
+    for node in module.graph.nodes:
+        path = str(node.target).rpartition(".")[0]
+        if node.op != "get_attr" or not path or not _has_module(model, path):
+            continue
+        layer = model.get_submodule(path)
+        if type(layer).__module__.startswith("torch.nn.") or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            module.add_submodule(path, layer)
 
 
 def _owner(module: nn.Module, arg: Any, attribute: str) -> str | None:

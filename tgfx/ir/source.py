@@ -11,6 +11,11 @@ from torch import fx
 from tgfx.ir.refusal import Refusal
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a nested value, in flattening order."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 @dataclass
 class Source:
     """A model as a graph.
@@ -28,8 +33,7 @@ class Source:
     result: Any = None  # what the graph gave on the example, until it has been compared
 
     def example_tensors(self) -> list[torch.Tensor]:
-        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return tensors_in((self.args, self.kwargs))
 
     def flat_inputs(self) -> list[Any]:
         """The example as the graph's placeholders want it, one value each."""

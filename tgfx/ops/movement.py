@@ -115,6 +115,10 @@ def roll(call: Call) -> None:
 
 @register("as_strided", "set", "resize", "unfold_copy", "as_strided_copy")
 def by_memory(call: Call) -> None:
-    """Addressed by memory offsets: nothing can be said about who is where."""
+    """Addressed by memory offsets: nothing can be said about who is where, unless nothing moved."""
+    x, out = call.args[0], call.out
+    if isinstance(out, torch.Tensor) and out.shape == x.shape and torch.equal(out, x):
+        call.rec.give(out, call.rec.ids(x).layers, like=x)
+        return
     for tensor in call.tensors():
         call.rec.freeze_all(tensor, "is addressed by memory strides")

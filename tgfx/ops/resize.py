@@ -95,8 +95,8 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         if rest and isinstance(rest[0], torch.dtype):
             return copy
         key = next((k for k in ("size", "shape", "sizes") if k in kwargs), None)
-        given = kwargs.pop(key) if key else (rest[0] if len(rest) == 1 and _is_list(rest[0]) else rest)
-        sizes, offset = list(given), 0
+        given = kwargs.pop(key) if key else (rest[0] if len(rest) == 1 else rest)
+        sizes = _one_by_one(cut, node, given, copy)
         offset = len(cut.before(node)) - len(sizes)
     shape = cut.before(node)
     with cut.graph.inserting_before(copy):
@@ -114,8 +114,16 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     return copy
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+def _one_by_one(cut: Cut, node: fx.Node, given: Any, copy: fx.Node) -> list[Any]:
+    """Sizes as a list, also where the call got a single number or a whole shape computed elsewhere."""
+    if isinstance(given, list | tuple):
+        return list(given)
+    args, kwargs = cut.seen(node)
+    seen = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+    if not isinstance(seen, list | tuple):
+        return [given]
+    with cut.graph.inserting_before(copy):
+        return [cut.graph.call_function(operator.getitem, (given, axis)) for axis in range(len(seen))]
 
 
 def _split(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:

@@ -1,0 +1,96 @@
+"""Drop path (stochastic depth) of any library as torch's own layers, recognised by what it does.
+
+    drop_path(x)  ->  nn.Dropout3d(p)(x[None])[0]      one random number per sample, the same draw
+    drop_path(x)  ->  x                                where it never drops
+
+A layer without tensors that asks for the mode is run once in train mode; if all it does is to multiply by scaled
+Bernoulli noise of one entry per sample, the equal torch layer takes its place. Otherwise it stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tgfx.capture.tracer import acts_on_mode, has_state
+
+_FEATURE_DROPOUT = {2: nn.Dropout1d, 3: nn.Dropout2d, 4: nn.Dropout3d}
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen.append((func._schema.name.removeprefix("aten::"), args))
+        return func(*args, **(kwargs or {}))
+
+
+def watch_ranks(model: nn.Module) -> tuple[dict[str, set[int]], list[Any]]:
+    """Hooks that note how many axes the input of each mode-dependent layer has; remove them after the run."""
+    ranks: dict[str, set[int]] = {}
+    handles = []
+    for path, layer in model.named_modules():
+        if path and not has_state(layer) and acts_on_mode(type(layer), False):
+
+            def note(_: nn.Module, args: tuple, path: str = path) -> None:
+                known = len(args) == 1 and isinstance(args[0], torch.Tensor)
+                ranks.setdefault(path, set()).add(args[0].ndim if known else -1)
+
+            handles.append(layer.register_forward_pre_hook(note))
+    return ranks, handles
+
+
+def replace_drop_paths(model: nn.Module, ranks: dict[str, set[int]]) -> None:
+    """Swap recognised layers of `model` (our own copy) in place; what is not recognised stays."""
+    for path, seen in ranks.items():
+        layer = model.get_submodule(path)
+        rank = next(iter(seen))
+        if len(seen) != 1 or rank not in _FEATURE_DROPOUT:
+            continue
+        probability = drop_probability(layer, rank)
+        if probability is None:
+            continue
+        new = nn.Identity() if probability == 0 else _per_sample_dropout(rank, probability)
+        new.train(layer.training)
+        parent, _, last = path.rpartition(".")
+        setattr(model.get_submodule(parent), last, new)
+
+
+def _per_sample_dropout(rank: int, probability: float) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    wide = graph.call_method("unsqueeze", (x, 0))
+    dropped = graph.call_module("per_sample", (wide,))
+    graph.output(graph.call_method("squeeze", (dropped, 0)))
+    return fx.GraphModule({"per_sample": _FEATURE_DROPOUT[rank](probability)}, graph, class_name="DropPath")
+
+
+def drop_probability(layer: nn.Module, rank: int) -> float | None:
+    """p if the layer, in train mode, is x * bernoulli(1 - p) / (1 - p) with one draw per sample; None otherwise."""
+    x = torch.ones((3,) + (2,) * (rank - 1))
+    was = layer.training
+    layer.train()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _Ops() as ops:
+            layer(x)
+    except Exception:
+        return None
+    finally:
+        layer.train(was)
+    seen = [(name, args) for name, args in ops.seen if name not in ("detach", "alias", "detach_")]
+    if not seen:
+        return 0.0
+    names = [name for name, _ in seen]
+    if names[1:] != ["bernoulli_", "div_", "mul"] or names[0] not in ("new_empty", "empty"):
+        return None
+    noise, keep, divisor = seen[1][1][0], seen[1][1][1], seen[2][1][1]
+    per_sample = tuple(noise.shape) == (3,) + (1,) * (rank - 1)
+    divided = float(divisor) if not isinstance(divisor, torch.Tensor) else float(divisor.item())
+    if not per_sample or abs(divided - keep) > 1e-12:
+        return None
+    return 1.0 - keep

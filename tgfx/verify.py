@@ -1,0 +1,76 @@
+"""The proof with every cut: both models on the example, and where they part if they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from tgfx.ir.source import tensors_in
+from tgfx.passes.survivors import Survivors
+
+# Rounding differs between kernels of other sizes; a wrong cut is off by orders of magnitude more.
+RELATIVE_TOLERANCE = 5e-4
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    """Equal up to float rounding, relative to the largest entry."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    a, b = a.double(), b.double()
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
+        return False
+    if not bool(finite.any()):
+        return True
+    scale = a[finite].abs().max().clamp_min(1e-30)
+    return bool((a[finite] - b[finite]).abs().max() <= tolerance * scale)
+
+
+class _Tape(fx.Interpreter):
+    """Runs a graph and remembers every node's value by name."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.values[n.name] = torch.utils._pytree.tree_map(
+            lambda v: v.clone() if isinstance(v, torch.Tensor) else v, result
+        )
+        return result
+
+
+def first_difference(
+    gated: fx.GraphModule, compact: fx.GraphModule, survivors: Survivors, nodes: dict[str, Any], inputs: list[Any]
+) -> str:
+    """The first node of the compact graph whose value is not the surviving part of the gated one's."""
+    tapes = []
+    for module in (gated, compact):
+        tape = _Tape(module)
+        tapes.append(tape)
+        try:
+            tape.run(*inputs, enable_io_processing=False)
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}, after {list(tape.values)[-1:]}"
+    for name, found in tapes[1].values.items():
+        expected, known = tapes[0].values.get(name), nodes.get(name)
+        if expected is None or known is None:
+            continue
+        for left, right, ids in zip(tensors_in(expected), tensors_in(found), known.tensors, strict=False):
+            kept = _gathered(left, survivors.kept(ids)) if ids is not None else left
+            if not close(kept, right):
+                return f"{name}: {tuple(kept.shape)} expected, {tuple(right.shape)} found, or other values"
+    return "at the output only"
+
+
+def _gathered(tensor: Tensor, kept: list[np.ndarray | None]) -> Tensor:
+    for axis, positions in enumerate(kept):
+        if positions is not None and axis < tensor.ndim and tensor.shape[axis] > int(positions.max(initial=0)):
+            tensor = tensor.index_select(axis, torch.from_numpy(positions))
+    return tensor
