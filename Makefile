@@ -21,7 +21,7 @@ help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
-	$(BIN)/python examples/demo/demo.py
+	$(BIN)/python -m examples.demo.demo
 
 test: lint $(VENV)/.stamp-zoo ## lint, then all tests
 	$(BIN)/python -m pytest -q -n 2

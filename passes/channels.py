@@ -97,8 +97,7 @@ class ChannelRecorder(fx.Interpreter):
 
     def run_example(self) -> None:
         flat = self.source.flat_inputs()
-        with _Watch(self):
-            self.source.result = self.run(*flat, enable_io_processing=False)
+        self.source.result = self.run(*flat, enable_io_processing=False)
         self._freeze_outputs()
         self._settle_joint_layers()
         self._freeze_untouched()
@@ -109,7 +108,8 @@ class ChannelRecorder(fx.Interpreter):
         self._enter(n)
         if n.op in ("call_function", "call_method") and op_name(n) in RULES:
             self.seen_args[n.name] = self.fetch_args_kwargs_from_env(n)
-        result = super().run_node(n)
+        with _Watch(self):  # only the user's operators: our own bookkeeping is not to be watched
+            result = super().run_node(n)
         if not isinstance(result, torch.Tensor):
             self.containers.add(n.name)
         self._leave(n, result)
@@ -167,8 +167,8 @@ class ChannelRecorder(fx.Interpreter):
             return
         self._live[id(tensor)] = (tensor, known, origin)
 
-    def unite(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self.space.unite(a.numpy(), b.numpy(), self.place())
+    def unite(self, a: torch.Tensor, b: torch.Tensor, *, quiet: bool = False) -> None:
+        self.space.unite(a.numpy(), b.numpy(), None if quiet else self.place())
 
     def freeze(self, layer: torch.Tensor, reason: str) -> None:
         self._freeze_ids(layer.reshape(-1).numpy(), reason)

@@ -98,9 +98,9 @@ def _members_of_atoms(
     roots = space.find(ids)
     living = roots != 0
     roots, owner = roots[living], owner[living]
-    pairs = np.unique(np.stack([roots, owner], axis=1), axis=0)
+    keys = np.unique(roots * len(axes) + owner)  # one number per (root, owner): far faster than rows
     signatures: dict[int, list[int]] = {}
-    for root, own in pairs.tolist():
+    for root, own in zip((keys // len(axes)).tolist(), (keys % len(axes)).tolist(), strict=True):
         signatures.setdefault(root, []).append(own)
     members: dict[tuple[int, ...], list[int]] = {}
     for root, owners in signatures.items():

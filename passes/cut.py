@@ -194,10 +194,22 @@ class _Surgeon:
         for name, tensor in self.sliced.items():
             if not _has(compact, name):
                 _attach(compact, name, tensor, self.source.module)
+        _same_order(compact, self.source.module)
         compact.train(self.source.module.training)
         for path, module in self.source.module.named_modules():
             if path and _has(compact, path):
                 compact.get_submodule(path).training = module.training
+
+
+def _same_order(module: nn.Module, model: nn.Module) -> None:
+    for table in ("_modules", "_parameters", "_buffers"):
+        own, wanted = getattr(module, table), list(getattr(model, table))
+        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
+        own.clear()
+        own.update(ordered)
+    for name, child in model._modules.items():
+        if child is not None and name in module._modules:
+            _same_order(module._modules[name], child)
 
 
 def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:

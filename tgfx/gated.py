@@ -41,12 +41,9 @@ class GatedModule(fx.GraphModule):
 
     def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts) -> None:
         super().__init__(root, graph, class_name="GatedModule")
-        for name, child in root._modules.items():  # whole layers, not only the tensors that the graph names
-            self._modules[name] = child
-        for name, parameter in root._parameters.items():
-            self._parameters[name] = parameter
-        for name, buffer in root._buffers.items():
-            self._buffers[name] = buffer
+        for table in ("_modules", "_parameters", "_buffers"):  # whole layers in their order, not only what the graph names
+            getattr(self, table).clear()
+            getattr(self, table).update(getattr(root, table))
         self._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
         self.training = root.training
         self.facts = facts

@@ -29,7 +29,7 @@ class Block(nn.Module):
 class DigitsNet(nn.Module):
     """Three stages of two blocks on 8x8, 4x4 and 2x2 pixels."""
 
-    def __init__(self, width: int = 24, classes: int = 10) -> None:
+    def __init__(self, width: int = 20, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)

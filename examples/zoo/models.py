@@ -12,11 +12,12 @@ Built = tuple[nn.Module, Any]
 LARGEST = 150_000_000  # parameters
 
 TIMM = (
-    "resnet18 resnet50d resnext50_32x4d res2net50_26w_4s densenet121 dpn68 efficientnet_b0 mobilenetv2_100 "
-    "mobilenetv3_small_100 mobilenetv4_conv_small mixnet_s ghostnet_100 hrnet_w18_small regnetx_002 repvgg_a0 "
-    "convnext_atto vit_tiny_patch16_224 swin_tiny_patch4_window7_224 maxvit_tiny_tf_224 levit_128s poolformer_s12 "
-    "mixer_s16_224"
-).split()
+    *("resnet18", "resnet50d", "resnext50_32x4d", "res2net50_26w_4s", "densenet121", "dpn68"),
+    *("efficientnet_b0", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv4_conv_small"),
+    *("mixnet_s", "ghostnet_100", "hrnet_w18_small", "regnetx_002", "repvgg_a0", "convnext_atto"),
+    *("vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "maxvit_tiny_tf_224", "levit_128s"),
+    *("poolformer_s12", "mixer_s16_224"),
+)
 HUGGING_FACE = ("bert", "gpt2", "t5", "marian", "vit", "llama")
 
 
@@ -65,14 +66,22 @@ def _hugging_face(name: str) -> Built:
     ids = torch.randint(1, 90, (1, 12), generator=torch.Generator().manual_seed(1))
     small = {"vocab_size": 99}
     if name == "bert":
-        config = hf.BertConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, **small)
+        config = hf.BertConfig(
+            hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, **small
+        )
         return hf.BertForSequenceClassification(config), {"input_ids": ids}
     if name == "gpt2":
         config = hf.GPT2Config(n_embd=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, **small)
         return hf.GPT2LMHeadModel(config), {"input_ids": ids, "use_cache": False}
     if name == "t5":
-        config = hf.T5Config(d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **small)
-        return hf.T5ForConditionalGeneration(config), {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+        config = hf.T5Config(
+            d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **small
+        )
+        return hf.T5ForConditionalGeneration(config), {
+            "input_ids": ids,
+            "decoder_input_ids": ids,
+            "use_cache": False,
+        }
     if name == "marian":
         config = hf.MarianConfig(
             d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
@@ -82,12 +91,22 @@ def _hugging_face(name: str) -> Built:
         return hf.MarianMTModel(config), {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
     if name == "vit":
         config = hf.ViTConfig(
-            hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8
+            hidden_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=96,
+            image_size=32,
+            patch_size=8,
         )
         pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
         return hf.ViTForImageClassification(config), {"pixel_values": pixels}
     config = hf.LlamaConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, **small
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        **small,
     )
     return hf.LlamaForCausalLM(config), {"input_ids": ids, "use_cache": False}
 

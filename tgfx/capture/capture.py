@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx, nn
 
 from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
 from tgfx.capture.exported import export_graph
+from tgfx.capture.modes import may_depend_on_mode, merge_modes
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
@@ -49,15 +51,40 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     left_out = _left_out(model, args, kwargs)
     try:
         module = trace(model, left_out, set(), open_wrapped=True)
-        return _finished(model, Source(module, args, kwargs, "fx"))
+        refusals = _both_modes(model, module, lambda: trace(model, left_out, set(), open_wrapped=True))
+        return _finished(model, Source(module, args, kwargs, "fx", refusals))
     except TracingFailed as failure:
         first = failure
     try:
         module = export_graph(model, args, kwargs)
-        return _finished(model, Source(module, args, kwargs, "export"))
+        refusals = _both_modes(model, module, lambda: export_graph(model, args, kwargs))
+        return _finished(model, Source(module, args, kwargs, "export", refusals))
     except Exception as error:
         second = error
     return _partial(model, args, kwargs, left_out, first, second)
+
+
+def _both_modes(
+    model: nn.Module, module: fx.GraphModule, again: Callable[[], fx.GraphModule]
+) -> list[Refusal]:
+    """Capture once more in train mode where the code asks for it, and merge."""
+    if not may_depend_on_mode(model, module.graph):
+        return []
+    modes = [(m, m.training) for m in model.modules()]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.train()
+    try:
+        training = again()
+        refusal = merge_modes(module, training)
+    except Exception as error:
+        reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
+        refusal = Refusal(reason, "forward", "training")
+    finally:
+        for m, was in modes:
+            m.training = was
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    return [refusal] if refusal else []
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +151,20 @@ def _finished(model: nn.Module, source: Source) -> Source:
     for name, child in model.named_modules():
         if _has(module, name):
             module.get_submodule(name).training = child.training
+    _same_order(module, model)
     return source
+
+
+def _same_order(module: nn.Module, model: nn.Module) -> None:
+    """Parameters are listed in the model's own order (optimizers and tied names depend on it)."""
+    for table in ("_modules", "_parameters", "_buffers"):
+        own, wanted = getattr(module, table), list(getattr(model, table))
+        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
+        own.clear()
+        own.update(ordered)
+    for name, child in model._modules.items():
+        if child is not None and name in module._modules and module._modules[name] is not child:
+            _same_order(module._modules[name], child)
 
 
 def _leaf(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tgfx.capture.modes import new_dropout
 from tgfx.ops.naming import op_name
 
 _LAYERS: dict[str, tuple[type, ...]] = {
@@ -174,14 +175,7 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
         node.replace_all_uses_with(bound["input"])
         node.graph.erase_node(node)
         return
-    index = 0
-    while hasattr(module, f"functional_dropout_{index}"):
-        index += 1
-    path = f"functional_dropout_{index}"
-    layer = nn.Dropout(p)
-    layer.train(module.training)
-    module.add_submodule(path, layer)
-    _replace(node, path, bound["input"])
+    _replace(node, new_dropout(module, float(p)), bound["input"])
 
 
 def _replace(node: fx.Node, path: str, x: Any) -> None:

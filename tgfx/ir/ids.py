@@ -90,10 +90,14 @@ class IdSpace:
         return self._owner[ids]
 
     def _remember(self, a: np.ndarray, b: np.ndarray, place: Refusal) -> None:
-        pairs = np.stack([self._owner[a], self._owner[b]], axis=1)
-        if len(pairs) > 1:
-            pairs = pairs[[0]] if (pairs == pairs[0]).all() else np.unique(pairs, axis=0)
-        for left, right in pairs.tolist():
+        left_owner, right_owner = self._owner[a], self._owner[b]
+        if (left_owner == left_owner[0]).all() and (right_owner == right_owner[0]).all():
+            pairs = [(int(left_owner[0]), int(right_owner[0]))]
+        else:
+            count = len(self.owners) + 1
+            keys = np.unique((left_owner + 1) * count + right_owner + 1)
+            pairs = [(key // count - 1, key % count - 1) for key in keys.tolist()]
+        for left, right in pairs:
             if left == right or left < 0 or right < 0:
                 continue
             places = self.ties.setdefault((min(left, right), max(left, right)), [])

@@ -1,0 +1,118 @@
+"""(b) A training step with gates over one without: time and peak memory."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tgfx
+from examples.benchmarks.resnet56 import resnet56
+from examples.benchmarks.tables import Table, cpu_seconds, met
+
+TARGET = 1.03
+KINDS = ("plain", "gated", "gated, with budget")
+# name -> (batch, image size, rounds)
+SETTINGS = {"resnet56": (128, 32, 12), "resnet50": (16, 224, 6)}
+
+
+def training_step(rounds: int | None = None) -> Table:
+    rows, worst_time, worst_memory = [], 0.0, 0.0
+    for name, (batch, size, usual) in SETTINGS.items():
+        times = _alternate(name, rounds or usual)
+        memory = {kind: _peak_memory(name, kind) for kind in KINDS}
+        for kind in KINDS[1:]:
+            slower = statistics.median(a / b for a, b in zip(times[kind], times["plain"], strict=True))
+            larger = memory[kind] / memory["plain"]
+            worst_time, worst_memory = max(worst_time, slower), max(worst_memory, larger)
+            seconds = f"{statistics.median(times['plain']):.2f}"
+            mebibytes = f"{memory['plain'] / 1024:.0f}"
+            what = f"{name}, batch {batch}, {size}x{size}: {kind}"
+            rows.append((what, seconds, f"{slower:.3f}", mebibytes, f"{larger:.3f}"))
+            print(*rows[-1], sep="\t", flush=True)
+    return Table(
+        "Training step",
+        "Forward, backward and SGD step of the gated over the plain model, all gates open. Time: processor "
+        "seconds on one thread, the models taking turns, median of the ratios. Memory: largest resident size "
+        "(`ru_maxrss`) of a process that builds the model, gates it or not, and takes three steps.",
+        ("model", "plain step, s", "time ratio", "plain peak, MiB", "memory ratio"),
+        rows,
+        f"Largest time ratio {worst_time:.3f} (target at most {TARGET}: {met(worst_time <= TARGET)}); "
+        f"largest memory ratio {worst_memory:.3f} (target at most {TARGET}: {met(worst_memory <= TARGET)}).",
+    )
+
+
+def _build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "resnet56":
+        return resnet56()
+    from examples.zoo.loading import models
+
+    return models()["torchvision/resnet50"]()[0]
+
+
+def _step(name: str, kind: str) -> Callable[[], None]:
+    batch, size, _ = SETTINGS[name]
+    model: Any = _build(name)
+    if kind != "plain":
+        model = tgfx.transform(model, torch.randn(1, 3, size, size))
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    images, labels = _batch(batch, size)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        if kind == "gated, with budget":
+            loss = loss + model.budget_loss(flops=0.5)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _batch(batch: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, size, size, generator=generator)
+    return images, torch.randint(10, (batch,), generator=generator)
+
+
+def _alternate(name: str, rounds: int) -> dict[str, list[float]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    steps = {kind: _step(name, kind) for kind in KINDS}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for turn in range(rounds + 1):
+        order = KINDS if turn % 2 else KINDS[::-1]  # nobody always goes first
+        for kind in order:
+            seconds = cpu_seconds(steps[kind])
+            if turn:  # the first turn makes the optimizer's state
+                times[kind].append(seconds)
+    torch.set_num_threads(threads)
+    return times
+
+
+def _peak_memory(name: str, kind: str) -> int:
+    """KiB"""
+    command = [sys.executable, "-m", "examples.benchmarks.training_step", name, kind]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def _memory_worker(name: str, kind: str) -> int:
+    import resource
+
+    torch.set_num_threads(1)
+    step = _step(name, kind)
+    for _ in range(3):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    print(_memory_worker(*sys.argv[1:3]))
