@@ -97,10 +97,14 @@ class CostModel:
             sums = sums.index_add(0, torch.tensor([index], device=bank.device), value.reshape(1))
         return sums
 
-    def evaluate(self, kind: str, bank: Tensor) -> Tensor:
+    def evaluate(self, kind: str, bank: Tensor, gone: frozenset[str] = frozenset()) -> Tensor:
+        """`gone`: nodes and parameters that dead branches take along; they cost nothing."""
         living = self.living(bank)
         total = torch.zeros((), dtype=torch.float64, device=bank.device)
-        for factor, axes in self._packed[kind].values():
+        for arity, (factor, axes) in self._packed[kind].items():
+            if gone:
+                own = [t.origin not in gone for t in self.terms[kind] if len(t.axes) == arity]
+                factor = factor * torch.tensor(own, dtype=torch.float64)
             total = total + (factor.to(bank.device) * living[axes.to(bank.device)].prod(1)).sum()
         return total
 

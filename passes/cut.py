@@ -18,6 +18,7 @@ from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.resize import resize
+from tgfx.passes.dead_branches import DeadBranches, parameters_of
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -26,9 +27,15 @@ _ARITHMETIC = {
 }  # fmt: skip
 
 
-def cut(source: Source, channels: ChannelMap, survivors: Survivors, tensors: dict[str, Tensor]) -> fx.GraphModule:
+def cut(
+    source: Source,
+    channels: ChannelMap,
+    survivors: Survivors,
+    tensors: dict[str, Tensor],
+    dead: DeadBranches = DeadBranches(),  # noqa: B008  (frozen)
+) -> fx.GraphModule:
     """`tensors`: current parameters and buffers by name. Nothing given is changed."""
-    surgeon = _Surgeon(source, channels, survivors)
+    surgeon = _Surgeon(source, channels, survivors, dead)
     graph = surgeon.rewrite_graph()
     root = surgeon.cut_modules(tensors)
     for name, constant in surgeon.constants.items():
@@ -44,8 +51,9 @@ def cut(source: Source, channels: ChannelMap, survivors: Survivors, tensors: dic
 class _Surgeon:
     """Answers the resize rules (tgfx.ops.resize.Cut) and walks the graph."""
 
-    def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors) -> None:
-        self.source, self.channels, self.survivors = source, channels, survivors
+    def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
+        self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
+        self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
         self.graph = fx.Graph()
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
@@ -91,7 +99,14 @@ class _Surgeon:
 
     def rewrite_graph(self) -> fx.Graph:
         values: dict[fx.Node, Any] = {}
+        by_name = {node.name: node for node in self.source.module.graph.nodes}
         for node in self.source.module.graph.nodes:
+            same_as = self.dead.same_as(node.name)
+            if same_as is not None:
+                values[node] = values[by_name[same_as]]
+                continue
+            if node.name in self.dead.nodes:
+                continue
             copy = self.graph.node_copy(node, lambda n: values[n] if isinstance(values[n], fx.Node) else n)
             copy.args = fx.node.map_arg(node.args, lambda n: values[n])
             copy.kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
@@ -136,7 +151,7 @@ class _Surgeon:
         self.sliced = self._sliced(tensors)
         group_counts = self._group_counts()
         for path, module in self.source.module.named_modules():
-            if not path or isinstance(module, fx.GraphModule):
+            if not path or isinstance(module, fx.GraphModule) or self._is_gone(path, module):
                 continue
             own = {
                 name: self.sliced[f"{path}.{name}"]
@@ -151,8 +166,13 @@ class _Surgeon:
             smaller.training = module.training
             _add(root, path, smaller)
         for name in [*self.source.module._parameters, *self.source.module._buffers]:
-            _attach(root, name, self.sliced[name], self.source.module)
+            if name in self.sliced:
+                _attach(root, name, self.sliced[name], self.source.module)
         return root
+
+    def _is_gone(self, path: str, module: nn.Module) -> bool:
+        own = [f"{path}.{name}" for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return bool(own) and all(name in self.gone for name in own)
 
     def _called(self, path: str) -> bool:
         """A closed box: keeps its own class, and all below it."""
@@ -164,6 +184,8 @@ class _Surgeon:
         done: dict[int, Tensor] = {}
         for table in (self.channels.params, self.channels.buffers):
             for name, ids in table.items():
+                if name in self.gone:
+                    continue
                 tensor = tensors[name]
                 if id(tensor) not in done:
                     smaller = tensor.detach()

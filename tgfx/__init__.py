@@ -7,6 +7,7 @@ from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
 from tgfx.ir.refusal import Refusal
 from tgfx.passes.couple import Group
+from tgfx.plan import load_plan, save_plan
 
 __all__ = [
     "GateSpec",
@@ -16,6 +17,8 @@ __all__ = [
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "load_plan",
+    "save_plan",
     "shrink",
     "transform",
 ]

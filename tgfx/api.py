@@ -35,6 +35,7 @@ from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import couple
 from tgfx.passes.cut import cut
+from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.passes.survivors import Survivors
@@ -87,7 +88,7 @@ def transform(
     _match_device(root, bank, index)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
-    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__)
+    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__, tuple(sorted(ignored)))
     return GatedModule(root, graph, facts)
 
 
@@ -99,14 +100,22 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
-    opened = _rounded(gated, round_to) if round_to else gated.open_slots()
-    _check_not_empty(gated, opened)
+    return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
+
+
+def shrink_slots(gated: GatedModule, round_to: int | None) -> np.ndarray:
+    """Which slots of the gate bank stay."""
+    return gated.open_slots() if round_to is None else _rounded(gated, round_to)
+
+
+def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx.GraphModule:
+    """Cut a gated model to these slots; its gates are not touched."""
     facts = gated.facts
     with _untouched_rng(), torch.no_grad():
         tensors = dict(gated.named_parameters(remove_duplicate=False))
         tensors.update(gated.named_buffers(remove_duplicate=False))
         survivors = Survivors(facts.channels, facts.coupling, opened)
-        compact = cut(facts.source, facts.channels, survivors, tensors)
+        compact = cut(facts.source, facts.channels, survivors, tensors, _dead(gated, survivors, opened))
         for name, module in gated.named_modules():
             if name and _has_module(compact, name):
                 compact.get_submodule(name).training = module.training
@@ -275,16 +284,22 @@ def _match_device(root: nn.Module, bank: GateBank, index: nn.Module) -> None:
 # -- steps of shrink -------------------------------------------------------------------------------------------
 
 
-def _check_not_empty(gated: GatedModule, opened: np.ndarray) -> None:
-    for group in gated.facts.coupling.groups:
-        if not opened[group.start : group.start + group.size].any():
-            raise EmptyGroupError(
-                f"all {group.size} gates of group '{group.name}' are closed",
-                expected="at least one open channel in every group",
-                found="none",
-                where=", ".join(str(m) for m in group.members[:4]),
-                fix="open the best one again, or use a weaker budget",
-            )
+def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
+    """Groups without an open gate: the branches they take along, or an error if they cannot go as a whole."""
+    facts = gated.facts
+    empty = [g for g in facts.coupling.groups if not opened[g.start : g.start + g.size].any()]
+    if not empty:
+        return DeadBranches()
+    dead = dead_branches(facts.source, facts.channels, survivors)
+    if dead.stuck is not None:
+        raise EmptyGroupError(
+            f"all {empty[0].size} gates of group '{empty[0].name}' are closed",
+            expected="at least one open channel, or a branch that can disappear as a whole",
+            found=f"none, and {dead.stuck}",
+            where=", ".join(str(m) for m in empty[0].members[:4]),
+            fix="open the best one again, or use a weaker budget",
+        )
+    return dead
 
 
 def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:

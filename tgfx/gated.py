@@ -19,8 +19,10 @@ from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.source import Source
 from tgfx.passes.cost import KINDS, CostModel
 from tgfx.passes.couple import Coupling, Group
+from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
 from tgfx.passes.place import Placement
+from tgfx.passes.survivors import Survivors
 from tgfx.report import Report, explain
 
 
@@ -34,6 +36,7 @@ class Facts:
     placement: Placement
     cost: CostModel
     model_name: str
+    ignored: tuple[str, ...] = ()
 
 
 class GatedModule(fx.GraphModule):
@@ -83,7 +86,17 @@ class GatedModule(fx.GraphModule):
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
         as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels.
         """
-        return self.facts.cost.evaluate(_known_kind(kind), self.bank())
+        return self.facts.cost.evaluate(_known_kind(kind), self.bank(), self._gone())
+
+    def _gone(self) -> frozenset[str]:
+        """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
+        opened = self.open_slots()
+        facts = self.facts
+        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups):
+            return frozenset()
+        survivors = Survivors(facts.channels, facts.coupling, opened)
+        dead = dead_branches(facts.source, facts.channels, survivors)
+        return dead.nodes | parameters_of(facts.source, dead.nodes)
 
     def total(self, kind: str = "flops") -> float:
         """The cost with all gates open."""

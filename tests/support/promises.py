@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import tgfx
-from tgfx.passes.survivors import Survivors
 from tests.support.random_models import Case, build
+from tgfx.passes.survivors import Survivors
 
 IDENTITY = 1e-12  # float64; of the largest entry
 TRAINED = 1e-10  # the same after a backward pass
@@ -40,7 +40,7 @@ def gate_at_random(gated: tgfx.GatedModule, density: float, seed: int) -> None:
         gate.set_open_(mask)
 
 
-# -- G1 --------------------------------------------------------------------------------------------------------
+# -- G1 ----------------------------------------------------------------------------------------------------
 
 
 def identical_in_eval(case: Case, model: nn.Module, gated: tgfx.GatedModule) -> None:
@@ -85,7 +85,9 @@ def identical_in_training(case: Case, steps: int = 2) -> None:
                 assert not _any(gradient) and not _any(other), f"step {step}: gradient of {name} only once"
                 continue
             worst = float((gradient - other).abs().max())
-            assert worst <= TRAINED * scale, f"step {step}: gradient of {name} off by {worst:.3g} of {scale:.3g}"
+            assert worst <= TRAINED * scale, (
+                f"step {step}: gradient of {name} off by {worst:.3g} of {scale:.3g}"
+            )
     after = gated.state_dict()
     for name, tensor in model.state_dict().items():
         assert_close(after[name].double(), tensor.double(), TRAINED, f"{name} after {steps} steps")
@@ -95,7 +97,7 @@ def _any(gradient: Tensor | None) -> bool:
     return gradient is not None and bool(gradient.any())
 
 
-# -- G2 --------------------------------------------------------------------------------------------------------
+# -- G2 ----------------------------------------------------------------------------------------------------
 
 
 def exact_cut(case: Case, gated: tgfx.GatedModule, compact: nn.Module) -> None:
@@ -109,12 +111,14 @@ def exact_cut(case: Case, gated: tgfx.GatedModule, compact: nn.Module) -> None:
 
 
 def dead_count_for_nothing(case: Case, gated: tgfx.GatedModule) -> int:
-    """Dead slices of parameters and buffers filled with large noise: the output stays. Gives how many were filled."""
+    """Large noise in all dead slices of parameters and buffers: the output stays. Gives how many entries."""
     facts = gated.facts
     survivors = Survivors(facts.channels, facts.coupling, gated.open_slots())
     noisy = copy.deepcopy(gated).eval()
     gated.eval()
-    tensors = dict(noisy.named_parameters(remove_duplicate=False)) | dict(noisy.named_buffers(remove_duplicate=False))
+    tensors = dict(noisy.named_parameters(remove_duplicate=False)) | dict(
+        noisy.named_buffers(remove_duplicate=False)
+    )
     generator = torch.Generator().manual_seed(1)
     filled = 0
     for name, ids in [*facts.channels.params.items(), *facts.channels.buffers.items()]:
@@ -140,7 +144,7 @@ def dead_count_for_nothing(case: Case, gated: tgfx.GatedModule) -> int:
     return filled
 
 
-# -- G3 --------------------------------------------------------------------------------------------------------
+# -- G3 ----------------------------------------------------------------------------------------------------
 
 
 def exact_price(case: Case, gated: tgfx.GatedModule, compact: nn.Module) -> None:
@@ -155,7 +159,9 @@ def exact_price(case: Case, gated: tgfx.GatedModule, compact: nn.Module) -> None
     }
     for kind, flops in real.items():
         priced = float(gated.cost(kind)) * len(x)
-        if kind == "flops_all" and (uses(case, "einsum") or uses(case, "eye")):  # torch.einsum multiplies where one entry is summed up
+        if kind == "flops_all" and (
+            uses(case, "einsum") or uses(case, "eye")
+        ):  # torch.einsum multiplies where one entry is summed up
             assert priced >= flops, (kind, priced, counted)
         else:
             assert priced == flops, (kind, priced, counted)
@@ -172,11 +178,17 @@ def uses(case: Case, how: str) -> bool:
 
 def out_channels(model: nn.Module) -> int:
     """Output channels of all convolutions and fully-connected layers that are used, each weight once."""
-    used = {str(n.target).rpartition(".")[0] if n.op == "get_attr" else str(n.target) for n in model.graph.nodes}
+    used = {
+        str(n.target).rpartition(".")[0] if n.op == "get_attr" else str(n.target) for n in model.graph.nodes
+    }
     total, seen = 0, set()
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        if path in used and isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and id(weight) not in seen:
+        if (
+            path in used
+            and isinstance(module, nn.modules.conv._ConvNd | nn.Linear)
+            and id(weight) not in seen
+        ):
             total += module.out_features if isinstance(module, nn.Linear) else module.out_channels
             seen.add(id(weight))
         packed = module._parameters.get("in_proj_weight")
@@ -237,10 +249,12 @@ def price_has_gradients(gated: tgfx.GatedModule) -> None:
     gated.eval()
     for (name, gate), gradient in zip(gated.gates.items(), gradients, strict=True):
         assert gradient is not None and gradient.shape == gate.weight.shape, name
-        assert bool(gradient.isfinite().all()) and bool(gradient.any()), f"no gradient reaches the gates of {name}"
+        assert bool(gradient.isfinite().all()) and bool(gradient.any()), (
+            f"no gradient reaches the gates of {name}"
+        )
 
 
-# -- G5, G8 ----------------------------------------------------------------------------------------------------
+# -- G5, G8 ------------------------------------------------------------------------------------------------
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Random small models: every construct that the coupling analysis has to follow, chained at random.
 
-A `Case` is plain data. Its repr can be pasted into a reproducer: `build(Case(...))` gives the same model again.
+A `Case` is plain data. Its repr can be pasted into a reproducer: `build(Case(...))` gives that model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Blueprint:
 BLOCKS: dict[str, Blueprint] = {}
 
 
-def block(*families: str, halves: bool = False, **options: tuple[Any, ...]) -> Callable[[type[Block]], type[Block]]:
+def block(
+    *families: str, halves: bool = False, **options: tuple[Any, ...]
+) -> Callable[[type[Block]], type[Block]]:
     def register(cls: type[Block]) -> type[Block]:
         BLOCKS[cls.__name__] = Blueprint(cls, families, options, halves)
         return cls
@@ -77,7 +79,7 @@ def _conv(d: int, c_in: int, c_out: int, kernel: int = 3, **options: Any) -> nn.
     return CONV[d](c_in, c_out, kernel, padding=kernel // 2, **options)
 
 
-# -- channels first: convolutions ------------------------------------------------------------------------------
+# -- channels first: convolutions --------------------------------------------------------------------------
 
 
 @block(*CHANNELED, act=("relu", "silu", "gelu", "hardswish", "leaky", "tanh"), bias=(True, False))
@@ -383,7 +385,11 @@ class InstanceNorm(Block):
 class _LayerNorm2d(nn.Module):
     def __init__(self, c: int, by_hand: bool) -> None:
         super().__init__()
-        self.weight, self.bias, self.by_hand = nn.Parameter(torch.ones(c)), nn.Parameter(torch.zeros(c)), by_hand
+        self.weight, self.bias, self.by_hand = (
+            nn.Parameter(torch.ones(c)),
+            nn.Parameter(torch.zeros(c)),
+            by_hand,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if self.by_hand:
@@ -595,7 +601,9 @@ class UNet(Block):
         super().__init__(d, c, extent)
         self.how = how
         self.enter, self.inner = nn.Conv2d(c, c, 3, padding=1), nn.Conv2d(c, 2 * c, 3, padding=1)
-        self.up = nn.ConvTranspose2d(2 * c, 2 * c, 2, 2) if how == "transposed" else nn.Upsample(scale_factor=2)
+        self.up = (
+            nn.ConvTranspose2d(2 * c, 2 * c, 2, 2) if how == "transposed" else nn.Upsample(scale_factor=2)
+        )
         self.leave = nn.Conv2d(3 * c, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -741,7 +749,7 @@ class NonLocal(Block):
         return self.gamma * out.view(b, c, h, w) + x
 
 
-# -- channels last: attention and its relatives ----------------------------------------------------------------
+# -- channels last: attention and its relatives ------------------------------------------------------------
 
 
 class _RMSNorm(nn.Module):
@@ -804,7 +812,9 @@ class GatedMlp(Block):
 
 @block(*TOKENED, batch_first=(True, False), weights=(False, True), heads=(2, 4), dropout=(0.0, 0.2))
 class TorchAttention(Block):
-    def __init__(self, d: int, c: int, extent: int, batch_first: bool, weights: bool, heads: int, dropout: float) -> None:
+    def __init__(
+        self, d: int, c: int, extent: int, batch_first: bool, weights: bool, heads: int, dropout: float
+    ) -> None:
         super().__init__(d, c, extent)
         self.norm, self.batch_first, self.weights = nn.LayerNorm(c), batch_first, weights
         self.attention = nn.MultiheadAttention(c, heads, dropout=dropout, batch_first=batch_first)
@@ -859,7 +869,9 @@ class Sdpa(_Attention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = self.mask if self.how == "mask" else None
         scale = 0.7 if self.how == "scaled" else None
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.how == "causal", scale=scale)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=self.how == "causal", scale=scale
+        )
 
 
 @block(*TOKENED, how=("matmul", "einsum", "cosine", "shape"), heads=(2, 4))
@@ -874,7 +886,9 @@ class ByHand(_Attention):
             scores = torch.einsum("bhnd,bhsd->bhns", q, k) / math.sqrt(self.size)
             return torch.einsum("bhns,bhse->bhne", torch.softmax(scores, -1), v)
         if self.how == "cosine":
-            scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.logit_scale.exp()
+            scores = (
+                F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.logit_scale.exp()
+            )
         elif self.how == "shape":
             scores = torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         else:
@@ -909,7 +923,9 @@ class Rope(_Attention):
         self.size = c // 2 - c // 2 % 2  # even
         self.q, self.k, self.v = (nn.Linear(c, 2 * self.size) for _ in range(3))
         self.proj, self.repeat = nn.Linear(2 * self.size, c), repeat
-        self.register_buffer("inv_freq", 100.0 ** (-torch.arange(0, self.size, 2) / self.size), persistent=False)
+        self.register_buffer(
+            "inv_freq", 100.0 ** (-torch.arange(0, self.size, 2) / self.size), persistent=False
+        )
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = torch.arange(q.shape[2], dtype=q.dtype)
@@ -936,7 +952,9 @@ class FusedQkv(Block):
         b, n, c = x.shape
         qkv = self.qkv(self.norm(x))
         if self.how == "chunk":
-            q, k, v = (t.view(b, n, self.heads, c // self.heads).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
+            q, k, v = (
+                t.view(b, n, self.heads, c // self.heads).transpose(1, 2) for t in qkv.chunk(3, dim=-1)
+            )
         else:
             qkv = qkv.reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
             q, k, v = qkv.unbind(0) if self.how == "unbind" else (qkv[0], qkv[1], qkv[2])
@@ -1092,7 +1110,7 @@ class BareWeight(Block):
         return x + torch.tanh((y @ self.weight * y).sum(-1, keepdim=True))
 
 
-# -- whole models ----------------------------------------------------------------------------------------------
+# -- whole models ------------------------------------------------------------------------------------------
 
 HEADS = {
     **dict.fromkeys(CHANNELED, ("pool", "mean", "flatten", "view", "conv", "relu_flatten")),
@@ -1179,7 +1197,7 @@ class Case:
 
 
 def build(case: Case) -> nn.Module:
-    """The model of a case, in float64 and eval mode, with no constant left in its parameters and statistics."""
+    """The model of a case, in float64 and eval mode, with no constant parameters or statistics."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
         d, extent, c = DIMS[case.family], EXTENT[case.family], case.width

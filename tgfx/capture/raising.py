@@ -44,6 +44,8 @@ def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
             _raise_layer(module, node, _LAYERS[name])
         elif name == "dropout":
             _raise_dropout(module, node)
+        elif name in _MAKERS:
+            _raise_maker(module, node)
     _drop_batch_counters(graph)
     graph.eliminate_dead_code()
     graph.lint()
@@ -176,6 +178,26 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
         node.graph.erase_node(node)
         return
     _replace(node, new_dropout(module, float(p)), bound["input"])
+
+
+_MAKERS = {"zeros": "new_zeros", "ones": "new_ones", "full": "new_full", "empty": "new_empty"}
+
+
+def _raise_maker(module: fx.GraphModule, node: fx.Node) -> None:
+    """aten.zeros([n, size]) -> x.new_zeros([n, size]): unpickling traces anew, and sees sizes only through a tensor."""
+    anchor = next((n for n in module.graph.nodes if n.op == "placeholder"), None)
+    if not isinstance(node.target, torch._ops.OpOverload) or anchor is None or not node.all_input_nodes:
+        return
+    kwargs = {k: v for k, v in node.kwargs.items() if k in ("dtype", "device")}
+    if kwargs.get("dtype") is None and op_name(node) != "full":
+        kwargs["dtype"] = torch.get_default_dtype()
+    elif kwargs.get("dtype") is None:
+        return
+    with module.graph.inserting_before(node):
+        call = module.graph.call_method(_MAKERS[op_name(node)], (anchor, *node.args), kwargs)
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call, propagate_meta=False)
+    module.graph.erase_node(node)
 
 
 def _replace(node: fx.Node, path: str, x: Any) -> None:

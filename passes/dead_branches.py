@@ -1,0 +1,149 @@
+"""Analysis: what a group without a single open gate takes along.
+
+    y = x + conv2(relu(conv1(x)))      conv1's channels all closed, conv2 without bias
+    y = x                              the branch goes with its add
+
+A sum over no channels is exactly zero if no bias is added. The zero runs through operators that keep it and ends at an
+addition, which becomes the other side. Where it ends elsewhere (a bias, a batch norm's shift) nothing can be removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from tgfx.ir.facts import ChannelMap
+from tgfx.ir.source import Source
+from tgfx.ops.naming import op_name
+from tgfx.passes.survivors import Survivors
+
+_ZERO_STAYS = {
+    "relu", "ReLU", "ReLU6", "relu6", "gelu", "GELU", "silu", "SiLU", "tanh", "Tanh", "hardswish", "Hardswish", "Dropout",
+    "leaky_relu", "LeakyReLU", "dropout", "Identity", "contiguous", "view", "reshape", "permute", "transpose", "flatten",
+    "MaxPool2d", "max_pool2d", "AvgPool2d", "avg_pool2d", "AdaptiveAvgPool2d", "adaptive_avg_pool2d", "unsqueeze",
+    "squeeze", "expand", "clone", "Dropout1d", "Dropout2d", "Dropout3d", "PReLU", "ELU", "Mish",
+}  # fmt: skip
+_SUMS_UP = {"linear", "Linear", "Conv1d", "Conv2d", "Conv3d", "conv1d", "conv2d", "conv3d"}
+_PRODUCTS = {"matmul", "bmm"}
+
+
+@dataclass(frozen=True)
+class DeadBranches:
+    """nodes that are not needed any more; additions that became one of their operands; stuck: why it cannot be."""
+
+    nodes: frozenset[str] = frozenset()
+    becomes: dict[str, str] | None = None
+    stuck: str | None = None
+
+    def same_as(self, name: str) -> str | None:
+        return (self.becomes or {}).get(name)
+
+
+def dead_branches(source: Source, channels: ChannelMap, survivors: Survivors) -> DeadBranches:
+    """What the closed groups make superfluous. Ask only when some group has no open gate."""
+    zeros: set[fx.Node] = set()
+    becomes: dict[fx.Node, fx.Node] = {}
+    stuck: dict[fx.Node, str] = {}
+    for node in source.module.graph.nodes:
+        name = op_name(node, source.module)
+        inputs = [becomes.get(arg, arg) for arg in node.all_input_nodes]
+        zero_inputs = [arg for arg in inputs if arg in zeros]
+        if _sums_nothing(node, name, source, channels, survivors, zeros):
+            zeros.add(node)
+        elif not zero_inputs:
+            continue
+        elif name in ("add", "iadd") and len(inputs) == 2 and _same_shape(node, inputs, zeros, channels):
+            other = next((arg for arg in inputs if arg not in zeros), None)
+            if other is None:
+                zeros.add(node)
+            else:
+                becomes[node] = other
+        elif name in _ZERO_STAYS or name in ("mul", "imul", *_PRODUCTS):
+            zeros.add(node)
+        else:
+            stuck[node] = f"{node.name} [{name}] makes something else of zero"
+    needed = _needed(source.module.graph, becomes, zeros)
+    for node in needed:
+        if node in zeros or node in stuck:
+            return DeadBranches(stuck=stuck.get(node, f"{node.name} would be zero throughout"))
+        if _is_empty(node, channels, survivors):
+            return DeadBranches(stuck=f"{node.name} would have no channel left")
+    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in becomes)
+    return DeadBranches(dead, {a.name: b.name for a, b in becomes.items()})
+
+
+def _needed(graph: fx.Graph, becomes: dict[fx.Node, fx.Node], zeros: set[fx.Node]) -> set[fx.Node]:
+    output = next(n for n in graph.nodes if n.op == "output")
+    needed: set[fx.Node] = set()
+    stack = [output, *(n for n in graph.nodes if n.op == "placeholder")]
+    while stack:
+        node = stack.pop()
+        while node in becomes:
+            node = becomes[node]
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return needed
+
+
+def _sums_nothing(
+    node: fx.Node, name: str, source: Source, channels: ChannelMap, survivors: Survivors, zeros: set[fx.Node]
+) -> bool:
+    """A contraction over channels that are all gone (or all zero), with nothing added to it."""
+    if name in _SUMS_UP:
+        if node.op == "call_module":
+            bias = source.module.get_submodule(str(node.target)).bias
+        else:
+            bias = node.kwargs.get("bias", node.args[2] if len(node.args) > 2 else None)
+        x = node.args[0] if node.args else node.kwargs.get("input")
+        if bias is not None or not isinstance(x, fx.Node):
+            return False
+        axis = -1 if name in ("linear", "Linear") else 1
+        return x in zeros or _is_empty(x, channels, survivors, axis)
+    if name in _PRODUCTS and len(node.args) == 2 and isinstance(node.args[0], fx.Node):
+        return _is_empty(node.args[0], channels, survivors, -1)
+    return False
+
+
+def _is_empty(node: fx.Node, channels: ChannelMap, survivors: Survivors, axis: int | None = None) -> bool:
+    known = channels.nodes.get(node.name)
+    for ids in known.tensors if known else ():
+        if ids is None:
+            continue
+        kept = survivors.kept(ids)
+        wanted = kept if axis is None else ([kept[axis]] if kept else [])
+        if any(k is not None and len(k) == 0 for k in wanted):
+            return True
+    return False
+
+
+def _same_shape(node: fx.Node, inputs: list[fx.Node], zeros: set[fx.Node], channels: ChannelMap) -> bool:
+    """The other side must have the sum's own shape, or the addition also broadcasts."""
+    own = channels.nodes[node.name].single
+    others = [channels.nodes[arg.name].single for arg in inputs if arg not in zeros]
+    return own is not None and all(o is not None and o.shape == own.shape for o in others)
+
+
+def parameters_of(source: Source, nodes: frozenset[str]) -> set[str]:
+    """Parameters and buffers that only these nodes use."""
+    used: dict[bool, set[int]] = {True: set(), False: set()}
+    root = source.module
+    for node in root.graph.nodes:
+        gone = node.name in nodes
+        if node.op == "get_attr":
+            gone = all(user.name in nodes for user in node.users) and bool(node.users)
+            used[gone].add(id(_fetch(root, str(node.target))))
+        elif node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            used[gone].update(id(t) for t in (*module.parameters(), *module.buffers()))
+    only = used[True] - used[False]
+    named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+    return {name for name, tensor in named if id(tensor) in only}
+
+
+def _fetch(root: nn.Module, path: str) -> object:
+    value: object = root
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
