@@ -8,6 +8,7 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,25 +36,36 @@ Origin = tuple[str, str, int]
 def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
     """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen."""
     recorder = ChannelRecorder(source, head_first=head_first)
+    others = [ChannelRecorder(source.training, head_first=head_first, like=recorder)] if source.training else []
     training = torch.is_grad_enabled()
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
-            recorder.run_example()
+            for one in (recorder, *others):
+                one.run_example()
+            settle([recorder, *others])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         torch.set_grad_enabled(training)
-    return recorder.facts()
+    return replace(recorder.facts(), training=others[0].facts() if others else None)
+
+
+def settle(recorders: list[ChannelRecorder]) -> None:
+    """What needs all graphs of a model: layers that cross axes, and parameters that none of them uses."""
+    while any([recorder.settle_joint_layers() for recorder in recorders]):
+        pass
+    touched = set().union(*(recorder.touched() for recorder in recorders))
+    recorders[0].freeze_untouched(touched)
 
 
 class ChannelRecorder(fx.Interpreter):
     """Executes the graph and answers the operator rules (see tgfx.ops.registry.Recorder)."""
 
-    def __init__(self, source: Source, *, head_first: bool) -> None:
+    def __init__(self, source: Source, *, head_first: bool, like: ChannelRecorder | None = None) -> None:
         super().__init__(source.module)
         self.source, self.head_first = source, head_first
-        self.space = IdSpace()
+        self.space = like.space if like else IdSpace()
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
         self.nodes: dict[str, NodeIds] = {}
@@ -72,7 +84,10 @@ class ChannelRecorder(fx.Interpreter):
         self._sized: list[torch.Tensor] = []
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
         self._place: Refusal | None = None
-        self._own_parameters()
+        if like is None:
+            self._own_parameters()
+        else:  # another graph over the same tensors
+            self.params, self.buffers, self._owned = like.params, like.buffers, like._owned
 
     # -- starting points -------------------------------------------------------------------------------------
 
@@ -99,8 +114,6 @@ class ChannelRecorder(fx.Interpreter):
         flat = self.source.flat_inputs()
         self.source.result = self.run(*flat, enable_io_processing=False)
         self._freeze_outputs()
-        self._settle_joint_layers()
-        self._freeze_untouched()
 
     # -- fx.Interpreter --------------------------------------------------------------------------------------
 
@@ -158,7 +171,9 @@ class ChannelRecorder(fx.Interpreter):
         entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
         return entry[2] if entry else None
 
-    def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
+    def give(
+        self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None
+    ) -> None:
         origin = self.origin(like) if like is not None else None
         # a layer that is frozen throughout says as much as none
         living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
@@ -218,12 +233,16 @@ class ChannelRecorder(fx.Interpreter):
         vectors = []
         for tensor, axis in axes:
             axis %= tensor.ndim
-            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
+            layers = [
+                self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)
+            ]
             if layers:
                 vectors.append(torch.stack([x.reshape(-1) for x in layers]))
             else:
                 factor *= tensor.shape[axis]
-        self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
+        self.works.append(
+            Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted)
+        )
 
     def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
         origin = self.origin(weight)
@@ -240,7 +259,9 @@ class ChannelRecorder(fx.Interpreter):
     def place(self) -> Refusal:
         if self._place is None:
             node = self._node
-            self._place = Refusal("tied", node.name if node else "", self._op, source_line(node) if node else "")
+            self._place = Refusal(
+                "tied", node.name if node else "", self._op, source_line(node) if node else ""
+            )
         return self._place
 
     # -- end of a node -----------------------------------------------------------------------------------------
@@ -267,7 +288,11 @@ class ChannelRecorder(fx.Interpreter):
     def _locate(self, origin: Origin, layer: torch.Tensor) -> torch.Tensor | None:
         """The layer of the origin that carries these very ids."""
         kind, name, index = origin
-        known = (self.params.get(name) or self.buffers.get(name)) if kind == "param" else self.nodes[name].tensors[index]
+        known = (
+            (self.params.get(name) or self.buffers.get(name))
+            if kind == "param"
+            else self.nodes[name].tensors[index]
+        )
         if known is None:
             return None
         wanted = layer.numpy()
@@ -338,16 +363,15 @@ class ChannelRecorder(fx.Interpreter):
                     refusal = Refusal("makes the model's output", arg.name, "output", source_line(arg))
                     self.space.freeze(layer.reshape(-1).numpy(), refusal)
 
-    def _settle_joint_layers(self) -> None:
+    def settle_joint_layers(self) -> bool:
         """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis."""
-        changed = True
-        while changed:
-            changed = False
-            for name, known in self.nodes.items():
-                for ids in known.tensors:
-                    for layer in ids.layers if ids else ():
-                        if sum(size > 1 for size in layer.shape) > 1:
-                            changed |= self._settle(name, layer)
+        changed = False
+        for name, known in self.nodes.items():
+            for ids in known.tensors:
+                for layer in ids.layers if ids else ():
+                    if sum(size > 1 for size in layer.shape) > 1:
+                        changed |= self._settle(name, layer)
+        return changed
 
     def _settle(self, name: str, layer: torch.Tensor) -> bool:
         roots = self.space.find(layer.numpy())
@@ -365,20 +389,21 @@ class ChannelRecorder(fx.Interpreter):
                 line = line.narrow(axis, 0, 1)
         return self.space.unite(layer.numpy(), line.expand(layer.shape).numpy(), place)
 
-    def _freeze_untouched(self) -> None:
-        used = {str(n.target) for n in self.source.module.graph.nodes if n.op == "get_attr"}
-        modules = [str(n.target) for n in self.source.module.graph.nodes if n.op == "call_module"]
-        reached = set(used)
-        for prefix in modules:
-            module = self.source.module.get_submodule(prefix)
-            reached.update(f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False))
-            reached.update(f"{prefix}.{name}" for name, _ in module.named_buffers(remove_duplicate=False))
-        touched = {id(self._tensor(name)) for name in reached}
+    def touched(self) -> set[int]:
+        """Tensors (by id) that this graph names or whose layer it calls."""
+        root = self.source.module
+        reached = {id(self._tensor(str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
+        for n in root.graph.nodes:
+            if n.op == "call_module":
+                module = root.get_submodule(str(n.target))
+                reached.update(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
+        return reached
+
+    def freeze_untouched(self, touched: set[int]) -> None:
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if id(self._tensor(name)) in touched:
-                continue
-            for layer in known.layers:
-                self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
+            if id(self._tensor(name)) not in touched:
+                for layer in known.layers:
+                    self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         owner: Any = self.source.module
@@ -467,7 +492,11 @@ def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:
     """Sizes and flags as they were seen; tensors by shape and type only."""
 
     def empty(value: Any) -> Any:
-        return torch.empty(0, dtype=value.dtype).reshape((0,) * max(value.ndim, 1)) if isinstance(value, torch.Tensor) else value
+        return (
+            torch.empty(0, dtype=value.dtype).reshape((0,) * max(value.ndim, 1))
+            if isinstance(value, torch.Tensor)
+            else value
+        )
 
     return torch.utils._pytree.tree_map(empty, args)
 

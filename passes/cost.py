@@ -120,7 +120,9 @@ class CostModel:
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
         if len(axis) > 1:
-            return sympy.Symbol(f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True)
+            return sympy.Symbol(
+                f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True
+            )
         counts = np.bincount(axis[0], minlength=self.coupling.slots + 1)
         parts: list[sympy.Expr] = [sympy.Integer(int(counts[-1]))]
         for group in self.coupling.groups:

@@ -111,7 +111,7 @@ def _members_of_atoms(
 def _producers(channels: ChannelMap) -> set[tuple[str, int]]:
     """(parameter, axis) pairs that make channels: output axes of convolutions and fully-connected layers."""
     found = set()
-    for name, ids in channels.channels.items():
+    for name, ids in {**(channels.training.channels if channels.training else {}), **channels.channels}.items():
         wanted = set(channels.space.owner_indices(ids.numpy().reshape(-1)).tolist())
         for index in wanted:
             owner = channels.space.owners[index] if index >= 0 else None
@@ -144,7 +144,11 @@ def _tie_graph(channels: ChannelMap) -> nx.Graph:
 
 
 def _ties_between(graph: nx.Graph, members: tuple[Axis, ...]) -> tuple[Refusal, ...]:
-    by_axis = {graph.nodes[i]["axis"]: i for i in graph.nodes} if "_by_axis" not in graph.graph else graph.graph["_by_axis"]
+    by_axis = (
+        {graph.nodes[i]["axis"]: i for i in graph.nodes}
+        if "_by_axis" not in graph.graph
+        else graph.graph["_by_axis"]
+    )
     graph.graph["_by_axis"] = by_axis
     own = [by_axis[m] for m in members]
     inside = set(own)
@@ -179,7 +183,9 @@ def _frozen_groups(
         own = tuple(axes[i] for i in sorted(component))
         refusal = _nearest_refusal(graph, sorted(component))
         size = int(total[seed])
-        found.append(Group(_name([axes[seed], *own], producers, names), size, own, (), refusal, np.zeros(0, np.int64)))
+        found.append(
+            Group(_name([axes[seed], *own], producers, names), size, own, (), refusal, np.zeros(0, np.int64))
+        )
     return found
 
 

@@ -1,13 +1,14 @@
 """Transform: write the gates into a copy of the graph.
 
-    conv1(x)  ->  F.conv2d(x, conv1.weight * bank[index], conv1.bias, ...)
-    bn(x)     ->  bn(x, bank[index])
-    ln(x)     ->  masked_layer_norm(x, bank[index], ...)
+conv1(x)  ->  F.conv2d(x, conv1.weight * bank[index], conv1.bias, ...)
+bn(x)     ->  bn(x, bank[index])
+ln(x)     ->  masked_layer_norm(x, bank[index], ...)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,21 +39,40 @@ class GateIndex(nn.Module):
         return name
 
 
-def insert_gates(source: Source, placement: Placement) -> tuple[fx.Graph, GateIndex, dict[str, nn.Module]]:
-    """The gated graph, its index tensors, and layers to swap for gated twins (by path)."""
-    writer = _Writer(source)
+@dataclass
+class GatedGraph:
+    """A gated graph, the index tensors it names, and layers to swap for gated twins (by path)."""
+
+    graph: fx.Graph
+    indices: GateIndex
+    twins: dict[str, nn.Module]
+
+
+def insert_gates(source: Source, placement: Placement, like: GatedGraph | None = None) -> GatedGraph:
+    """`like`: another graph of the same model, whose index tensors and twins are shared."""
+    writer = _Writer(source, like)
     by_node: dict[str, list[Site]] = {}
     for site in placement.sites:
         by_node.setdefault(site.node, []).append(site)
     for node in source.module.graph.nodes:
         writer.write(node, by_node.get(node.name, []))
-    writer.gate_other_calls()
-    writer.graph.lint()
-    return writer.graph, writer.indices, writer.twins
+    for graph in (writer.graph, *([like.graph] if like else [])):
+        _gate_other_calls(graph, writer.twins)
+        graph.lint()
+    return GatedGraph(writer.graph, writer.indices, writer.twins)
+
+
+def _gate_other_calls(graph: fx.Graph, twins: dict[str, nn.Module]) -> None:
+    """A swapped layer that is called elsewhere without a gate there takes all ones."""
+    for node in graph.nodes:
+        if node.op == "call_module" and str(node.target) in twins and len(node.args) == 1:
+            with graph.inserting_before(node):
+                ones = graph.call_function(torch.ones, (twins[str(node.target)].num_features,))
+            node.args = (node.args[0], ones)
 
 
 class _Writer:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, like: GatedGraph | None) -> None:
         self.source = source
         self.graph = fx.Graph(tracer_cls=source.module.graph._tracer_cls)
         self.graph._codegen = source.module.graph._codegen
@@ -64,8 +84,8 @@ class _Writer:
             first.setdefault(id(parameter), name)
         # a tied parameter goes by the first of its names
         self.first_name = {name: first[id(parameter)] for name, parameter in self.parameters.items()}
-        self.indices = GateIndex()
-        self.twins: dict[str, nn.Module] = {}
+        self.indices = like.indices if like else GateIndex()
+        self.twins: dict[str, nn.Module] = like.twins if like else {}
         self.bank: fx.Node | None = None
         self.values: dict[str, fx.Node] = {}
 
@@ -74,7 +94,9 @@ class _Writer:
             self.bank = self.graph.call_module(BANK)
         for site in sites:  # gate values stand before whatever uses them
             self._value(site.index)
-        gated_params = {s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand}
+        gated_params = {
+            s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand
+        }
         inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
         swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
 
@@ -106,21 +128,14 @@ class _Writer:
     def source_node(self, name: str) -> fx.Node:
         return self.by_name[name]
 
-    def gate_other_calls(self) -> None:
-        """A swapped layer that is called elsewhere without a gate there takes all ones."""
-        for node in self.graph.nodes:
-            if node.op == "call_module" and str(node.target) in self.twins and len(node.args) == 1:
-                size = self.twins[str(node.target)].num_features
-                with self.graph.inserting_before(node):
-                    ones = self.graph.call_function(torch.ones, (size,))
-                node.args = (node.args[0], ones)
-
     def _value(self, index: np.ndarray) -> fx.Node:
         """Gate values in the shape of `index`."""
         name = self.indices.keep(index)
         if name not in self.values:
             at = self.graph.create_node("get_attr", f"{INDEX}.{name}", name="gate_at")
-            self.values[name] = self.graph.create_node("call_function", _pick, (self.bank, at), name="gate_value")
+            self.values[name] = self.graph.create_node(
+                "call_function", _pick, (self.bank, at), name="gate_value"
+            )
         return self.values[name]
 
     def _times(self, tensor: fx.Node, gate: fx.Node) -> fx.Node:

@@ -101,7 +101,12 @@ def _serve(read: Read, coupling: Coupling, done: np.ndarray) -> Site | None:
 
 
 def _norms_before(
-    source: Source, channels: ChannelMap, coupling: Coupling, graph: dict[str, fx.Node], group, reads: list[Read]
+    source: Source,
+    channels: ChannelMap,
+    coupling: Coupling,
+    graph: dict[str, fx.Node],
+    group,
+    reads: list[Read],
 ) -> set[str]:
     """Batch norms that all reads of the group come from through homogeneous operators; empty if it is not so."""
     carries = _Carrier(channels, coupling, group.start, group.size)

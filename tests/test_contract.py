@@ -33,6 +33,8 @@ PUBLIC = [
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "load_plan",
+    "save_plan",
     "shrink",
     "transform",
 ]

@@ -54,7 +54,8 @@ def test_block_cut_and_price_are_exact(case: Case) -> None:
         promises.exact_cut(case, gated, compact)
         promises.exact_price(case, gated, compact)
         promises.price_as_polynomial(gated)
-        assert promises.dead_count_for_nothing(case, gated) > 0
+        filled = promises.dead_count_for_nothing(case, gated)
+    assert filled > 0  # with one gate open in every group there must be something dead
 
 
 @each_block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -77,19 +78,23 @@ def transform(
         if not coupling.groups:
             raise _nothing_to_gate(model, coupling.frozen)
         placement = place_gates(source, channels, coupling)
-        graph, index, twins = insert_gates(source, placement)
+        gated_graph = insert_gates(source, placement)
+        training_graph = None
+        if source.training is not None and channels.training is not None:
+            training_placement = place_gates(source.training, channels.training, coupling)
+            training_graph = insert_gates(source.training, training_placement, like=gated_graph).graph
         spec = gate or GateSpec()
         generator = torch.Generator().manual_seed(0)
         bank = GateBank({g.name: spec.build(g.size, generator=generator) for g in coupling.groups})
-        root = _mirror(source.module, twins)
+        root = _mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
-        root.add_module(INDEX, index)
+        root.add_module(INDEX, gated_graph.indices)
         cost = build_cost(channels, coupling, _counted_parameters(source.module))
-    _match_device(root, bank, index)
+    _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
     facts = Facts(source, channels, coupling, placement, cost, type(model).__name__, tuple(sorted(ignored)))
-    return GatedModule(root, graph, facts)
+    return GatedModule(root, gated_graph.graph, facts, training_graph)
 
 
 def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
@@ -99,7 +104,9 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
     the gated model on the example before it is returned (verify=False skips that).
     """
     if not isinstance(gated, GatedModule):
-        raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+        raise InputError(
+            "only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__
+        )
     return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
 
 
@@ -111,6 +118,12 @@ def shrink_slots(gated: GatedModule, round_to: int | None) -> np.ndarray:
 def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx.GraphModule:
     """Cut a gated model to these slots; its gates are not touched."""
     facts = gated.facts
+    if facts.source.training is not None:
+        warnings.warn(
+            f"{facts.model_name} takes another path in train mode (an auxiliary output, say); "
+            "the compact model keeps the eval path in both modes",
+            stacklevel=3,
+        )
     with _untouched_rng(), torch.no_grad():
         tensors = dict(gated.named_parameters(remove_duplicate=False))
         tensors.update(gated.named_buffers(remove_duplicate=False))
@@ -232,7 +245,9 @@ def _check_capture(source: Source, reference: list[Tensor]) -> None:
 def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
     unknown = [r for r in source.refusals]
     for refusals in channels.space.refusals.values():
-        unknown.extend(r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason)
+        unknown.extend(
+            r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason
+        )
     if unknown:
         raise StrictError(
             "strict=True, and channels would have to be kept",

@@ -10,6 +10,7 @@ import numpy as np
 import sympy
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GateBank
 from tgfx.errors import BudgetError, InputError
@@ -42,14 +43,32 @@ class Facts:
 class GatedModule(fx.GraphModule):
     """Runs like the model it was made from; its gates are trained along and decide what `tgfx.shrink` cuts."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts, training_graph: fx.Graph | None = None) -> None:
         super().__init__(root, graph, class_name="GatedModule")
-        for table in ("_modules", "_parameters", "_buffers"):  # whole layers in their order, not only what the graph names
+        for table in (
+            "_modules",
+            "_parameters",
+            "_buffers",
+        ):  # whole layers in their order, not only what the graph names
             getattr(self, table).clear()
             getattr(self, table).update(getattr(root, table))
         self._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
         self.training = root.training
         self.facts = facts
+        self.training_graph = training_graph
+        if training_graph is not None:
+            self._switch_by_mode(training_graph)
+
+    def _switch_by_mode(self, training_graph: fx.Graph) -> None:
+        """In train mode run the train-mode graph, over the same layers."""
+        code = training_graph.python_code("self")
+        in_training = _forward_from_src(code.src, code.globals)
+        in_eval = type(self).forward
+
+        def forward(module: GatedModule, *args: Any, **kwargs: Any) -> Any:
+            return (in_training if module.training else in_eval)(module, *args, **kwargs)
+
+        type(self).forward = forward  # the class is this instance's own (fx makes one per GraphModule)
 
     # -- gates and groups ------------------------------------------------------------------------------------
 
@@ -162,13 +181,14 @@ class GatedModule(fx.GraphModule):
             "graph": pack_graph(self.graph),
             "source_root": _holder(source.module),
             "source_graph": pack_graph(source.module.graph),
-            "source": replace(source, module=None),  # type: ignore[arg-type]
+            "training_graph": pack_graph(self.training_graph) if self.training_graph is not None else None,
+            "source": replace(source, module=None, training=None),  # type: ignore[arg-type]
             "facts": replace(self.facts, source=None),  # type: ignore[arg-type]
             "extra": {k: v for k, v in extra.items() if not k.startswith("_")},
         }
 
 
-_OWN = {"facts", "_graph", "_code"}
+_OWN = {"facts", "training_graph", "_graph", "_code"}
 
 
 def _holder(module: nn.Module) -> nn.Module:
@@ -185,7 +205,10 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
     source_module._non_persistent_buffers_set = set(state["source_root"]._non_persistent_buffers_set)
     source_module.training = state["source_root"].training
     source = replace(state["source"], module=source_module)
-    gated = GatedModule(state["root"], unpack_graph(state["graph"]), replace(state["facts"], source=source))
+    packed = state["training_graph"]
+    training_graph = unpack_graph(packed) if packed is not None else None
+    facts = replace(state["facts"], source=source)
+    gated = GatedModule(state["root"], unpack_graph(state["graph"]), facts, training_graph)
     for key, value in state["extra"].items():
         if not hasattr(gated, key):
             setattr(gated, key, value)

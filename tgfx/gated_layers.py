@@ -45,7 +45,11 @@ class GatedBatchNorm3d(_GatedBatchNorm, nn.BatchNorm3d):
     pass
 
 
-_GATED = {nn.BatchNorm1d: GatedBatchNorm1d, nn.BatchNorm2d: GatedBatchNorm2d, nn.BatchNorm3d: GatedBatchNorm3d}
+_GATED = {
+    nn.BatchNorm1d: GatedBatchNorm1d,
+    nn.BatchNorm2d: GatedBatchNorm2d,
+    nn.BatchNorm3d: GatedBatchNorm3d,
+}
 
 
 def can_gate(module: nn.Module) -> bool:

@@ -110,7 +110,9 @@ def _move(aside: Path, target: Path) -> None:
         os.replace(aside, target)
         return
     if not target.is_dir():
-        raise PlanError("the plan's place is taken", expected="a folder or nothing", found="a file", where=str(target))
+        raise PlanError(
+            "the plan's place is taken", expected="a folder or nothing", found="a file", where=str(target)
+        )
     for name in (WEIGHTS, PLAN):  # the plan last: a reader sees either the old pair or the new one
         os.replace(aside / name, target / name)
 
@@ -140,14 +142,18 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(kept, dict) or not isinstance(sizes, dict) or set(kept) != set(sizes):
         raise damaged("groups and sizes that do not belong together")
     for name, positions in kept.items():
-        whole = isinstance(positions, list) and all(isinstance(p, int) and 0 <= p < sizes[name] for p in positions)
+        whole = isinstance(positions, list) and all(
+            isinstance(p, int) and 0 <= p < sizes[name] for p in positions
+        )
         if not whole or positions != sorted(set(positions)):
             raise damaged(f"positions of group '{name}' that make no sense")
     return plan, weights
 
 
 def _check_weights(own: dict[str, Tensor], weights: dict[str, Tensor], folder: Path) -> None:
-    wrong = [n for n in own if n not in weights or weights[n].shape != own[n].shape] + [n for n in weights if n not in own]
+    wrong = [n for n in own if n not in weights or weights[n].shape != own[n].shape] + [
+        n for n in weights if n not in own
+    ]
     if wrong:
         first = wrong[0]
         raise PlanError(

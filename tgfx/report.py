@@ -41,14 +41,24 @@ class Report:
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """kind -> (now, all open)"""
-        return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in ("flops", "params", "channels")}
+        return {
+            k: (float(self.gated.cost(k).detach()), self.gated.total(k))
+            for k in ("flops", "params", "channels")
+        }
 
     def __str__(self) -> str:
         out = io.StringIO()
         console = Console(file=out, width=120, highlight=False)
         facts = self.gated.facts
-        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels")
-        for header, justify in (("group", "left"), ("open/size", "right"), ("layers", "left"), ("tied by / kept since", "left")):
+        table = Table(
+            title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels"
+        )
+        for header, justify in (
+            ("group", "left"),
+            ("open/size", "right"),
+            ("layers", "left"),
+            ("tied by / kept since", "left"),
+        ):
             table.add_column(header, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows():
             state = f"{row['open']}/{row['size']}" if not row["frozen"] else f"kept {row['size']}"

@@ -47,7 +47,11 @@ class _Tape(fx.Interpreter):
 
 
 def first_difference(
-    gated: fx.GraphModule, compact: fx.GraphModule, survivors: Survivors, nodes: dict[str, Any], inputs: list[Any]
+    gated: fx.GraphModule,
+    compact: fx.GraphModule,
+    survivors: Survivors,
+    nodes: dict[str, Any],
+    inputs: list[Any],
 ) -> str:
     """The first node of the compact graph whose value is not the surviving part of the gated one's."""
     tapes = []
@@ -71,6 +75,10 @@ def first_difference(
 
 def _gathered(tensor: Tensor, kept: list[np.ndarray | None]) -> Tensor:
     for axis, positions in enumerate(kept):
-        if positions is not None and axis < tensor.ndim and tensor.shape[axis] > int(positions.max(initial=0)):
+        if (
+            positions is not None
+            and axis < tensor.ndim
+            and tensor.shape[axis] > int(positions.max(initial=0))
+        ):
             tensor = tensor.index_select(axis, torch.from_numpy(positions))
     return tensor

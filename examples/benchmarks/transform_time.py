@@ -51,8 +51,9 @@ def transform_time(models: tuple[str, ...] = MODELS) -> Table:
     return Table(
         "Transform time",
         f"`tgfx.transform` against Torch-Pruning {version('torch-pruning')}'s `MagnitudePruner(...)`, whose "
-        "constructor builds the dependency graph and walks its groups. Processor seconds on one thread, median "
-        f"of {REPEATS}, taking turns in one process per model; Torch-Pruning is stopped after {LIMIT} s.",
+        "constructor builds the dependency graph and walks its groups. Processor seconds on one thread, "
+        f"median of {REPEATS}, taking turns in one process per model; Torch-Pruning is stopped after "
+        f"{LIMIT} s.",
         ("model", "tgfx, s", "Torch-Pruning, s", "ratio"),
         rows,
         f"Median ratio {middle:.2f} over {len(ratios)} models (target at most 1: {met(middle <= 1)}); "
@@ -107,7 +108,7 @@ def _worker(name: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _processor_time(seconds: int) -> Iterator[None]:
-    """The kernel ends this process (SIGXCPU) when it has used so much more; other jobs' time does not count."""
+    """The kernel ends this process (SIGXCPU) when it has used so much more; others' time does not count."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, hard))
     yield

@@ -83,11 +83,10 @@ def _hugging_face(name: str) -> Built:
             "use_cache": False,
         }
     if name == "marian":
-        config = hf.MarianConfig(
-            d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=96, decoder_ffn_dim=96, pad_token_id=0, eos_token_id=0, forced_eos_token_id=0,
-            decoder_start_token_id=0, max_position_embeddings=64, **small,
-        )  # fmt: skip
+        heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+        tokens = {"pad_token_id": 0, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 0}
+        config = hf.MarianConfig(d_model=48, max_position_embeddings=64, **heads, **layers, **tokens, **small)
         return hf.MarianMTModel(config), {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
     if name == "vit":
         config = hf.ViTConfig(

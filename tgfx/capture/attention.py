@@ -23,9 +23,20 @@ def is_plain_attention(module: nn.Module) -> bool:
     )
 
 
-def multihead_attention(module: nn.MultiheadAttention, dropout: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+def multihead_attention(
+    module: nn.MultiheadAttention, dropout: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
     """What `module(query, key, value, ...)` computes; `dropout` is applied to the attention weights."""
-    names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
+    names = (
+        "query",
+        "key",
+        "value",
+        "key_padding_mask",
+        "need_weights",
+        "attn_mask",
+        "average_attn_weights",
+        "is_causal",
+    )
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = given["query"], given["key"], given["value"]
     need_weights = given.get("need_weights", True)

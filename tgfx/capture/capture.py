@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,41 +51,48 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """A graph over `model` (which belongs to us: a copy of the user's)."""
     left_out = _left_out(model, args, kwargs)
     try:
-        module = trace(model, left_out, set(), open_wrapped=True)
-        refusals = _both_modes(model, module, lambda: trace(model, left_out, set(), open_wrapped=True))
-        return _finished(model, Source(module, args, kwargs, "fx", refusals))
+        return _in_both_modes(model, args, kwargs, "fx", lambda: trace(model, left_out, set(), open_wrapped=True))
     except TracingFailed as failure:
         first = failure
     try:
-        module = export_graph(model, args, kwargs)
-        refusals = _both_modes(model, module, lambda: export_graph(model, args, kwargs))
-        return _finished(model, Source(module, args, kwargs, "export", refusals))
+        return _in_both_modes(model, args, kwargs, "export", lambda: export_graph(model, args, kwargs))
     except Exception as error:
         second = error
     return _partial(model, args, kwargs, left_out, first, second)
 
 
-def _both_modes(
-    model: nn.Module, module: fx.GraphModule, again: Callable[[], fx.GraphModule]
-) -> list[Refusal]:
-    """Capture once more in train mode where the code asks for it, and merge."""
-    if not may_depend_on_mode(model, module.graph):
-        return []
+def _in_both_modes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], front_end: str, take: Callable[[], fx.GraphModule]
+) -> Source:
+    """Captured in eval mode, and in train mode too where the code asks for the mode."""
+    module = take()
+    source = Source(module, args, kwargs, front_end)
+    if may_depend_on_mode(model, module.graph):
+        with _train_mode(model):
+            try:
+                training = take()
+            except Exception as error:
+                reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
+                source.refusals.append(Refusal(reason, "forward", "training"))
+                return _finished(model, source)
+        if not merge_modes(module, training):
+            source.training = _finished(model, Source(training, args, kwargs, front_end))
+    return _finished(model, source)
+
+
+@contextmanager
+def _train_mode(model: nn.Module) -> Iterator[None]:
+    """Train mode for a while; flags and buffers as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train()
     try:
-        training = again()
-        refusal = merge_modes(module, training)
-    except Exception as error:
-        reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
-        refusal = Refusal(reason, "forward", "training")
+        yield
     finally:
-        for m, was in modes:
-            m.training = was
+        for module, was in modes:
+            module.training = was
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-    return [refusal] if refusal else []
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +153,10 @@ def _finished(model: nn.Module, source: Source) -> Source:
     for name, child in model.named_modules():
         if name and _leaf(child) and not _has(module, name):
             module.add_submodule(name, child)
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+    for name, tensor in [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]:
         if not _has(module, name):
             _attach(module, name, tensor, model)
     for name, child in model.named_modules():
@@ -159,7 +170,10 @@ def _same_order(module: nn.Module, model: nn.Module) -> None:
     """Parameters are listed in the model's own order (optimizers and tied names depend on it)."""
     for table in ("_modules", "_parameters", "_buffers"):
         own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
+        ordered = {
+            name: own[name]
+            for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]
+        }
         own.clear()
         own.update(ordered)
     for name, child in model._modules.items():

@@ -70,7 +70,11 @@ def _candidates(model: nn.Module) -> Iterator[torch.Tensor]:
         if isinstance(module, nn.modules.conv._ConvNd):
             dims = len(module.kernel_size)
             named = [getattr(model, a, None) for a in ("image_size", "img_size")]
-            usual = {1: (256, 1024, 16000), 2: (224, 64, 32, 299) if module.in_channels > 1 else (28, 32, 64, 224), 3: (32, 64)}
+            usual = {
+                1: (256, 1024, 16000),
+                2: (224, 64, 32, 299) if module.in_channels > 1 else (28, 32, 64, 224),
+                3: (32, 64),
+            }
             for extent in (*(n for n in named if isinstance(n, int)), *usual[dims]):
                 yield _random(1, module.in_channels, *(extent,) * dims)
             return

@@ -20,7 +20,9 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                program = export(model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False)
+                program = export(
+                    model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False
+                )
             break
         except Exception:
             if attempt + 1 == len(examples):
@@ -56,4 +58,3 @@ def _free(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return {name: torch.utils._pytree.tree_map(spec, value) for name, value in bound.arguments.items()}
-

@@ -5,7 +5,7 @@ modes and the graphs are compared node by node:
 
     F.dropout(x, p, False | True)          ->  nn.Dropout(p)(x), which follows train() and eval()
     sdpa(q, k, v, dropout_p=0.0 | p)       ->  nn.Dropout(p)(softmax(q k^T)) v
-    another structure in train mode        ->  the eval graph, and a refusal that says so
+    another structure in train mode        ->  two graphs (see Source.training)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 
 from tgfx.capture.tracer import _mentions_training
-from tgfx.ir.refusal import Refusal
 from tgfx.ops.naming import op_name
 
 _ASKING = {"dropout", "scaled_dot_product_attention", "alpha_dropout", "feature_dropout"}
@@ -46,15 +45,11 @@ def _has_dropout(model: nn.Module) -> bool:
     return False
 
 
-def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> Refusal | None:
-    """Make `module` (captured in eval mode) right in train mode too. A refusal if the structures differ."""
+def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> bool:
+    """Make `module` (captured in eval mode) right in train mode too; False if the structures differ."""
     pairs = _paired(module.graph, training.graph)
     if pairs is None:
-        return Refusal(
-            "takes another path in train mode (an auxiliary output, say); the gated model keeps the eval path in both",
-            "forward",
-            "training",
-        )
+        return False
     for node, other in pairs:
         if op_name(node) == "dropout" and node.op == "call_function":
             _follow_mode(module, node, other)
@@ -65,7 +60,7 @@ def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> Refusal | N
                 _write_out_attention(module, node, float(probability))
     module.graph.lint()
     module.recompile()
-    return None
+    return True
 
 
 def _paired(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]] | None:
@@ -82,7 +77,9 @@ def _paired(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]] |
 
 def _essential(graph: fx.Graph) -> list[fx.Node]:
     """Nodes in order, without the batch counters that only train mode moves."""
-    counters = {n for n in graph.nodes if n.op == "get_attr" and str(n.target).endswith("num_batches_tracked")}
+    counters = {
+        n for n in graph.nodes if n.op == "get_attr" and str(n.target).endswith("num_batches_tracked")
+    }
     skipped = set(counters)
     for node in graph.nodes:
         if any(arg in counters for arg in node.all_input_nodes):
@@ -182,9 +179,17 @@ def _plain_mask(graph: fx.Graph, given: dict[str, Any]) -> dict[str, Any]:
 
 def _additive(graph: fx.Graph, mask: Any) -> fx.Node:
     """Boolean masks say where to look: elsewhere minus infinity. Float masks are added as they are."""
-    if isinstance(mask, fx.Node) and mask.meta.get("val") is not None and mask.meta["val"].dtype != torch.bool:
+    if (
+        isinstance(mask, fx.Node)
+        and mask.meta.get("val") is not None
+        and mask.meta["val"].dtype != torch.bool
+    ):
         return mask
-    if isinstance(mask, fx.Node) and mask.meta.get("val") is None and op_name(mask) not in ("tril", "ne", "eq", "le", "ge", "lt", "gt"):
+    if (
+        isinstance(mask, fx.Node)
+        and mask.meta.get("val") is None
+        and op_name(mask) not in ("tril", "ne", "eq", "le", "ge", "lt", "gt")
+    ):
         return mask
     off = graph.call_function(torch.logical_not, (mask,))
     zeros = graph.call_function(torch.zeros_like, (mask,), {"dtype": torch.get_default_dtype()})

@@ -59,7 +59,9 @@ def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
         if node.op != "get_attr" or not path or not _has_module(model, path):
             continue
         layer = model.get_submodule(path)
-        if type(layer).__module__.startswith("torch.nn.") or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if type(layer).__module__.startswith("torch.nn.") or isinstance(
+            layer, nn.modules.batchnorm._BatchNorm
+        ):
             module.add_submodule(path, layer)
 
 
@@ -140,7 +142,11 @@ def _bind(node: fx.Node) -> dict[str, Any]:
 
 
 def _raise_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
-    tensors = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node) and arg.op == "get_attr"]
+    tensors = [
+        arg
+        for arg in (*node.args, *node.kwargs.values())
+        if isinstance(arg, fx.Node) and arg.op == "get_attr"
+    ]
     path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
     if path is None or not _has_module(module, path):
         return
@@ -211,7 +217,9 @@ def _replace(node: fx.Node, path: str, x: Any) -> None:
 def _drop_batch_counters(graph: fx.Graph) -> None:
     """num_batches_tracked += 1 is the layer's own business again."""
     for node in reversed(list(graph.nodes)):
-        counted = node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
+        counted = (
+            node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
+        )
         if counted and op_name(node) == "add" and node.args[0].op == "get_attr" and not node.users:
             if str(node.args[0].target).endswith("num_batches_tracked"):
                 graph.erase_node(node)

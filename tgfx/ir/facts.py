@@ -98,10 +98,13 @@ class ChannelMap:
     nodes: dict[str, NodeIds]
     reads: tuple[Read, ...]
     work: tuple[Work, ...]
-    channels: dict[str, torch.Tensor]  # weight of a conv or fully-connected layer -> ids of its output channels
+    channels: dict[
+        str, torch.Tensor
+    ]  # weight of a conv or fully-connected layer -> ids of its output channels
     const_nodes: frozenset[str]
     grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups
     seen_args: dict[str, tuple[tuple, dict]] = field(default_factory=dict)  # sizes as the run saw them
     containers: frozenset[str] = frozenset()  # nodes whose value is not one tensor
     refusals: tuple[Refusal, ...] = ()
     batch: int = 1
+    training: ChannelMap | None = None  # of the graph for train mode, where the model has one of its own

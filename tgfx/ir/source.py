@@ -30,6 +30,7 @@ class Source:
     front_end: str
     refusals: list[Refusal] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
+    training: Source | None = None  # the same model captured in train mode, where its structure differs
     result: Any = None  # what the graph gave on the example, until it has been compared
 
     def example_tensors(self) -> list[torch.Tensor]:
@@ -47,4 +48,3 @@ class Source:
             bound[name] if name in bound else (node.args[0] if node.args else None)
             for name, node in zip(names, placeholders, strict=True)
         ]
-

@@ -69,7 +69,9 @@ def _end_to_end(
             rec.unite(own[0], extra)
         if own:
             any_layer = True
-            pieces.append(own[0].expand(tuple(n if own[0].shape[a] > 1 else 1 for a, n in enumerate(tensor.shape))))
+            pieces.append(
+                own[0].expand(tuple(n if own[0].shape[a] > 1 else 1 for a, n in enumerate(tensor.shape)))
+            )
         else:  # id 0: data without identity, kept
             shape = [1] * tensor.ndim
             shape[dim] = tensor.shape[dim]

@@ -74,7 +74,9 @@ def masked_layer_norm(
     return out if bias is None else out + bias
 
 
-def masked_rms_norm(x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+def masked_rms_norm(
+    x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+) -> Tensor:
     dims = list(range(x.ndim - len(shape), x.ndim))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -60,7 +60,16 @@ def lower(graph: fx.Graph, node: fx.Node, module: nn.Module, gated: dict[str, fx
         args = (x, weight, bias, module.stride, padding, module.dilation, module.groups)
         return graph.call_function(_CONV[type(module)], args)
     if type(module) in _DECONV:
-        args = (x, weight, bias, module.stride, module.padding, module.output_padding, module.groups, module.dilation)
+        args = (
+            x,
+            weight,
+            bias,
+            module.stride,
+            module.padding,
+            module.output_padding,
+            module.groups,
+            module.dilation,
+        )
         return graph.call_function(_DECONV[type(module)], args)
     raise AssertionError(f"{type(module).__name__} is not lowerable")
 

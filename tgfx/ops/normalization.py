@@ -89,5 +89,3 @@ def group_norm(call: Call) -> None:
     rec.give(call.out[0], [ids.reshape(shape)] if channels > 1 else [])
     for extra in call.outputs()[1:]:
         rec.give(extra, [])
-
-

@@ -31,7 +31,15 @@ AGNOSTIC = {
     "pairwise_distance", "outer", "ger", "kron", "bilinear", "cosine_similarity", "matrix_exp", "mv", "inner", "addcmul",
 }  # fmt: skip
 _RESHAPE = {"view", "reshape", "expand", "unflatten"}
-_SPLIT = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"}
+_SPLIT = {
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "tensor_split",
+    "unsafe_split",
+    "unsafe_chunk",
+    "unsafe_split_with_sizes",
+}
 _MODULES_WITH_SIZES = {"Fold", "Unflatten"}
 
 
@@ -101,7 +109,8 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     shape = cut.before(node)
     with cut.graph.inserting_before(copy):
         sizes = [
-            _scaled(cut, size, shape[offset + i], _after(cut, node, offset + i)) for i, size in enumerate(sizes)
+            _scaled(cut, size, shape[offset + i], _after(cut, node, offset + i))
+            for i, size in enumerate(sizes)
         ]
     if name == "unflatten":
         copy.args = (x, rest[0], sizes)
