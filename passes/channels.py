@@ -20,7 +20,7 @@ from tgfx.capture.tracer import has_state
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds, Work
 from tgfx.ir.ids import IdSpace, collapse, distinct_along
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.source import Source, tensors_in
+from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import is_lowerable, is_resizable_module
@@ -259,9 +259,8 @@ class ChannelRecorder(fx.Interpreter):
     def place(self) -> Refusal:
         if self._place is None:
             node = self._node
-            self._place = Refusal(
-                "tied", node.name if node else "", self._op, source_line(node) if node else ""
-            )
+            line = source_line(node) if node is not None else ""
+            self._place = Refusal("tied", node.name if node is not None else "", self._op, line)
         return self._place
 
     # -- end of a node -----------------------------------------------------------------------------------------
@@ -499,23 +498,3 @@ def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:
         )
 
     return torch.utils._pytree.tree_map(empty, args)
-
-
-def source_line(node: fx.Node) -> str:
-    """file:line of the user's code that made this node: the innermost frame outside torch and tgfx."""
-    trace = node.meta.get("stack_trace") or node.stack_trace
-    if not trace:
-        return ""
-    frames = [line.strip() for line in trace.strip().splitlines() if line.strip().startswith("File ")]
-    places = []
-    for frame in frames:
-        parts = frame.split(",")
-        if len(parts) > 1:
-            path = parts[0].removeprefix('File "').rstrip('"')
-            places.append((path, parts[1].strip().removeprefix("line ")))
-    own = [p for p in places if not _is_ours(p[0])]
-    return "{}:{}".format(*own[-1]) if own else ""
-
-
-def _is_ours(path: str) -> bool:
-    return any(part in path for part in ("/torch/", "\\torch\\", "/tgfx/", "/passes/", "<eval_with_key>"))

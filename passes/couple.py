@@ -56,7 +56,7 @@ class Coupling:
 def couple(channels: ChannelMap) -> Coupling:
     axes = _parameter_axes(channels)
     graph = _tie_graph(channels)
-    members, positions = _members_of_atoms(channels, axes)
+    members = _members_of_atoms(channels, axes)
     producers = _producers(channels)
     groups, frozen, start = [], [], 0
     names: set[str] = set()
@@ -67,7 +67,7 @@ def couple(channels: ChannelMap) -> Coupling:
         refusal = None
         if len(roots) < 2:
             refusal = Refusal("is a single channel: a group never loses its last one", own[0].name)
-        ordered = np.array(sorted(roots, key=lambda r: positions[r]), dtype=np.int64)
+        ordered = np.array(sorted(roots), dtype=np.int64)
         group = Group(name, len(roots), own, ties, refusal, ordered, -1 if refusal else start)
         if refusal:
             frozen.append(group)
@@ -88,8 +88,8 @@ def _parameter_axes(channels: ChannelMap) -> list[Axis]:
 
 def _members_of_atoms(
     channels: ChannelMap, axes: list[Axis]
-) -> tuple[dict[tuple[int, ...], list[int]], dict[int, int]]:
-    """signature (sorted owner indices, parameters only) -> roots; and where each root first appears."""
+) -> dict[tuple[int, ...], list[int]]:
+    """signature (sorted owner indices, parameters only) -> roots, in the order of their first id."""
     space = channels.space
     ids = np.arange(1, space.size)
     owner = space.owner_indices(ids)
@@ -99,13 +99,14 @@ def _members_of_atoms(
     living = roots != 0
     roots, owner = roots[living], owner[living]
     keys = np.unique(roots * len(axes) + owner)  # one number per (root, owner): far faster than rows
-    signatures: dict[int, list[int]] = {}
-    for root, own in zip((keys // len(axes)).tolist(), (keys % len(axes)).tolist(), strict=True):
-        signatures.setdefault(root, []).append(own)
-    members: dict[tuple[int, ...], list[int]] = {}
-    for root, owners in signatures.items():
-        members.setdefault(tuple(owners), []).append(root)
-    return dict(sorted(members.items())), {root: root for root in signatures}
+    roots, owner = keys // len(axes), keys % len(axes)
+    starts = np.flatnonzero(np.r_[True, roots[1:] != roots[:-1]]) if len(roots) else np.zeros(0, np.int64)
+    ends = np.r_[starts[1:], len(roots)][: len(starts)]
+    members: dict[bytes, list[int]] = {}
+    for root, start, end in zip(roots[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        members.setdefault(owner[start:end].tobytes(), []).append(root)
+    signatures = {tuple(np.frombuffer(key, owner.dtype).tolist()): own for key, own in members.items()}
+    return dict(sorted(signatures.items()))
 
 
 def _producers(channels: ChannelMap) -> set[tuple[str, int]]:

@@ -29,14 +29,16 @@ INDEX = "gate_index"
 class GateIndex(nn.Module):
     """Holds the index tensors (not saved: they follow from the model)."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: dict[tuple, str] = {}
+
     def keep(self, index: np.ndarray) -> str:
-        wanted = torch.from_numpy(np.ascontiguousarray(index))
-        for name, known in self._buffers.items():
-            if known.shape == wanted.shape and torch.equal(known, wanted):
-                return name
-        name = f"i{len(self._buffers)}"
-        self.register_buffer(name, wanted, persistent=False)
-        return name
+        key = (index.shape, index.tobytes())
+        if key not in self._names:
+            self._names[key] = f"i{len(self._names)}"
+            self.register_buffer(self._names[key], torch.from_numpy(index.copy()), persistent=False)
+        return self._names[key]
 
 
 @dataclass

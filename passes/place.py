@@ -12,6 +12,7 @@ Gating the reader needs no zero to survive on the way, so sigmoid, softplus or a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,10 +53,12 @@ class Placement:
 
 def place_gates(source: Source, channels: ChannelMap, coupling: Coupling) -> Placement:
     graph = {node.name: node for node in source.module.graph.nodes}
-    reads_of = _reads_by_group(channels, coupling)
+    group_of_slot = _group_of_slot(coupling)
+    reads_of = _reads_by_group(channels, coupling, group_of_slot)
+    carried = _groups_of_nodes(channels, group_of_slot, coupling)
     folded: dict[int, set[str]] = {}
-    for index, group in enumerate(coupling.groups):
-        norms = _norms_before(source, channels, coupling, graph, group, reads_of.get(index, []))
+    for index in range(len(coupling.groups)):
+        norms = _norms_before(source, graph, reads_of.get(index, []), lambda name, i=index: i in carried.get(name, ()))
         if norms:
             folded[index] = norms
     done = np.zeros(coupling.slots + 1, dtype=bool)
@@ -76,10 +79,14 @@ def _once(sites: list[Site]) -> tuple[Site, ...]:
     return tuple(seen.values())
 
 
-def _reads_by_group(channels: ChannelMap, coupling: Coupling) -> dict[int, list[Read]]:
+def _group_of_slot(coupling: Coupling) -> np.ndarray:
     group_of_slot = np.full(coupling.slots + 1, -1, dtype=np.int64)
     for index, group in enumerate(coupling.groups):
         group_of_slot[group.start : group.start + group.size] = index
+    return group_of_slot
+
+
+def _reads_by_group(channels: ChannelMap, coupling: Coupling, group_of_slot: np.ndarray) -> dict[int, list[Read]]:
     found: dict[int, list[Read]] = {}
     for read in channels.reads:
         for index in np.unique(group_of_slot[coupling.slots_of(read.layer.numpy())]).tolist():
@@ -101,15 +108,9 @@ def _serve(read: Read, coupling: Coupling, done: np.ndarray) -> Site | None:
 
 
 def _norms_before(
-    source: Source,
-    channels: ChannelMap,
-    coupling: Coupling,
-    graph: dict[str, fx.Node],
-    group,
-    reads: list[Read],
+    source: Source, graph: dict[str, fx.Node], reads: list[Read], carries: Callable[[str], bool]
 ) -> set[str]:
-    """Batch norms that all reads of the group come from through homogeneous operators; empty if it is not so."""
-    carries = _Carrier(channels, coupling, group.start, group.size)
+    """Batch norms that all reads of a group come from through homogeneous operators; empty if it is not so."""
     stack: list[fx.Node] = []
     for read in reads:
         operand = next((o for o in read.options if o.kind == "node"), None)
@@ -141,12 +142,11 @@ def _homogeneous(node: fx.Node, source: Source) -> bool:
     return True
 
 
-def _norm_feeds_norm(source: Source, graph: dict[str, fx.Node], norms: set[str], carries: _Carrier) -> bool:
+def _norm_feeds_norm(
+    source: Source, graph: dict[str, fx.Node], norms: set[str], carries: Callable[[str], bool]
+) -> bool:
     """A channel that passes two gated norms in a row would be gated twice."""
     stack = [arg for name in norms for arg in graph[name].all_input_nodes]
-    calls: dict[str, int] = {}
-    for name in norms:  # a norm that is called twice gates twice as well
-        calls[str(graph[name].target)] = calls.get(str(graph[name].target), 0) + 1
     seen: set[str] = set()
     while stack:
         node = stack.pop()
@@ -170,20 +170,20 @@ def _depthwise(node: fx.Node, source: Source) -> bool:
     return getattr(source.module.get_submodule(str(node.target)), "groups", 1) > 1
 
 
-class _Carrier:
-    """Whether a node's value carries channels of one group."""
-
-    def __init__(self, channels: ChannelMap, coupling: Coupling, start: int, size: int) -> None:
-        self.channels, self.coupling, self.start, self.size = channels, coupling, start, size
-
-    def __call__(self, name: str) -> bool:
-        known = self.channels.nodes.get(name)
-        for ids in known.tensors if known else ():
+def _groups_of_nodes(channels: ChannelMap, group_of_slot: np.ndarray, coupling: Coupling) -> dict[str, frozenset[int]]:
+    """Which groups each node's value carries channels of."""
+    known: dict[int, frozenset[int]] = {}
+    found = {}
+    for name, node in channels.nodes.items():
+        groups: frozenset[int] = frozenset()
+        for ids in node.tensors:
             for layer in ids.layers if ids else ():
-                slots = self.coupling.slots_of(layer.numpy())
-                if ((slots >= self.start) & (slots < self.start + self.size)).any():
-                    return True
-        return False
+                if id(layer) not in known:
+                    slots = group_of_slot[coupling.slots_of(layer.numpy())]
+                    known[id(layer)] = frozenset(np.unique(slots).tolist()) - {-1}
+                groups |= known[id(layer)]
+        found[name] = groups
+    return found
 
 
 def _norm_sites(

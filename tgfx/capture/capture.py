@@ -150,18 +150,18 @@ def _finished(model: nn.Module, source: Source) -> Source:
     module = source.module
     module.train(model.training)
     raise_layers(module, model)
-    for name, child in model.named_modules():
-        if name and _leaf(child) and not _has(module, name):
+    have = dict(module.named_modules(remove_duplicate=False))
+    for name, child in model.named_modules(remove_duplicate=False):
+        if name and name not in have and _leaf(child):
             module.add_submodule(name, child)
-    for name, tensor in [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]:
-        if not _has(module, name):
+    named = {name for name, _ in _tensors_of(module)}
+    for name, tensor in _tensors_of(model):
+        if name not in named:
             _attach(module, name, tensor, model)
-    for name, child in model.named_modules():
-        if _has(module, name):
-            module.get_submodule(name).training = child.training
+    have = dict(module.named_modules(remove_duplicate=False))
+    for name, child in model.named_modules(remove_duplicate=False):
+        if name in have:
+            have[name].training = child.training
     _same_order(module, model)
     return source
 
@@ -181,17 +181,13 @@ def _same_order(module: nn.Module, model: nn.Module) -> None:
             _same_order(module._modules[name], child)
 
 
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
 def _leaf(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not list(module.children())
-
-
-def _has(module: nn.Module, name: str) -> bool:
-    owner: Any = module
-    for part in name.split(".") if name else []:
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
 
 
 def _attach(module: fx.GraphModule, name: str, tensor: torch.Tensor, model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.ir.source import is_machinery
 
 _TRANSFORMER = (
     nn.TransformerEncoderLayer,
@@ -28,7 +30,6 @@ class GateTracer(fx.Tracer):
     def __init__(self, opaque: set[str], *, open_wrapped: bool) -> None:
         super().__init__(autowrap_modules=())
         self.opaque, self.open_wrapped = opaque, open_wrapped
-        self.record_stack_traces = True
         self.trace_asserts = True
         self.path: list[str] = []
         self.failed_at: str | None = None
@@ -59,6 +60,16 @@ class GateTracer(fx.Tracer):
                 arg.node.args = (value,)
             args[index] = value
         return fn, args
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Note the user's line: far cheaper than a whole stack trace per node."""
+        node = super().create_node(*args, **kwargs)
+        frame = sys._getframe(1)
+        while frame is not None and is_machinery(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            node.meta["tgfx_source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return node
 
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
         if qualified_name in self.opaque or acts_on_mode(type(m), has_state(m)):

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tgfx.ir.source import source_line
+
 
 @dataclass(frozen=True)
 class _Ref:
@@ -34,7 +36,7 @@ def pack_graph(graph: fx.Graph) -> dict[str, Any]:
     for node in graph.nodes:
         target = _Op(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else node.target
         args = fx.node.map_aggregate((node.args, node.kwargs), _pack)
-        nodes.append((node.op, node.name, target, args, node.meta.get("stack_trace") or node.stack_trace))
+        nodes.append((node.op, node.name, target, args, source_line(node)))
     return {"nodes": nodes, "codegen": graph._codegen}
 
 
@@ -42,13 +44,12 @@ def unpack_graph(state: dict[str, Any]) -> fx.Graph:
     graph = fx.Graph()
     graph._codegen = state["codegen"]
     made: dict[str, fx.Node] = {}
-    for op, name, target, packed, trace in state["nodes"]:
+    for op, name, target, packed, line in state["nodes"]:
         target = target.resolve() if isinstance(target, _Op) else target
         args, kwargs = fx.node.map_aggregate(packed, lambda a: made[a.name] if isinstance(a, _Ref) else a)
         node = graph.create_node(op, target, args, kwargs, name=name)
         node.name = name
-        if trace:
-            node.meta["stack_trace"] = trace
+        node.meta["tgfx_source"] = line
         made[name] = node
     return graph
 

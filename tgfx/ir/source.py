@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,3 +49,29 @@ class Source:
             bound[name] if name in bound else (node.args[0] if node.args else None)
             for name, node in zip(names, placeholders, strict=True)
         ]
+
+
+def source_line(node: fx.Node) -> str:
+    """file:line of the user's code that made this node: the innermost frame outside torch and tgfx."""
+    if "tgfx_source" not in node.meta:
+        trace = node.meta.get("stack_trace") or node.stack_trace or ""
+        frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+        places = []
+        for frame in frames:
+            parts = frame.split(",")
+            if len(parts) > 1:
+                path = parts[0].removeprefix('File "').rstrip('"')
+                places.append((path, parts[1].strip().removeprefix("line ")))
+        own = [place for place in places if not is_machinery(place[0])]
+        node.meta["tgfx_source"] = "{}:{}".format(*own[-1]) if own else ""
+    return node.meta["tgfx_source"]
+
+
+def is_machinery(path: str) -> bool:
+    """Files of torch, Python and tgfx: not where the user would look."""
+    return path.startswith("<") or any(part in path for part in _MACHINERY)
+
+
+_MACHINERY = tuple(
+    f"{os.sep}{part}{os.sep}" for part in ("torch", "tgfx", "passes", os.path.join("tgfx", "capture"))
+)
