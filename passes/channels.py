@@ -65,7 +65,7 @@ class ChannelRecorder(fx.Interpreter):
     def __init__(self, source: Source, *, head_first: bool, like: ChannelRecorder | None = None) -> None:
         super().__init__(source.module)
         self.source, self.head_first = source, head_first
-        self.space = like.space if like else IdSpace()
+        self.space: IdSpace = like.space if like else IdSpace()
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
         self.nodes: dict[str, NodeIds] = {}
@@ -171,9 +171,7 @@ class ChannelRecorder(fx.Interpreter):
         entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
         return entry[2] if entry else None
 
-    def give(
-        self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None
-    ) -> None:
+    def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
         origin = self.origin(like) if like is not None else None
         # a layer that is frozen throughout says as much as none
         living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
@@ -233,16 +231,12 @@ class ChannelRecorder(fx.Interpreter):
         vectors = []
         for tensor, axis in axes:
             axis %= tensor.ndim
-            layers = [
-                self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)
-            ]
+            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
             if layers:
                 vectors.append(torch.stack([x.reshape(-1) for x in layers]))
             else:
                 factor *= tensor.shape[axis]
-        self.works.append(
-            Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted)
-        )
+        self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
 
     def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
         origin = self.origin(weight)
@@ -288,9 +282,7 @@ class ChannelRecorder(fx.Interpreter):
         """The layer of the origin that carries these very ids."""
         kind, name, index = origin
         known = (
-            (self.params.get(name) or self.buffers.get(name))
-            if kind == "param"
-            else self.nodes[name].tensors[index]
+            (self.params.get(name) or self.buffers.get(name)) if kind == "param" else self.nodes[name].tensors[index]
         )
         if known is None:
             return None

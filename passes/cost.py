@@ -114,15 +114,11 @@ class CostModel:
     def expression(self, kind: str) -> sympy.Expr:
         """The cost as a polynomial in the numbers of living channels n_<group>."""
         sums = [self._axis_expression(axis) for axis in self._axes]
-        return sympy.Add(
-            *(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind])
-        )
+        return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind]))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
         if len(axis) > 1:
-            return sympy.Symbol(
-                f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True
-            )
+            return sympy.Symbol(f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True)
         counts = np.bincount(axis[0], minlength=self.coupling.slots + 1)
         parts: list[sympy.Expr] = [sympy.Integer(int(counts[-1]))]
         for group in self.coupling.groups:

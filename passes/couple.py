@@ -86,9 +86,7 @@ def _parameter_axes(channels: ChannelMap) -> list[Axis]:
     return [o if isinstance(o, Axis) else Axis("?", "", 0) for o in channels.space.owners]
 
 
-def _members_of_atoms(
-    channels: ChannelMap, axes: list[Axis]
-) -> dict[tuple[int, ...], list[int]]:
+def _members_of_atoms(channels: ChannelMap, axes: list[Axis]) -> dict[tuple[int, ...], list[int]]:
     """signature (sorted owner indices, parameters only) -> roots, in the order of their first id."""
     space = channels.space
     ids = np.arange(1, space.size)
@@ -112,7 +110,10 @@ def _members_of_atoms(
 def _producers(channels: ChannelMap) -> set[tuple[str, int]]:
     """(parameter, axis) pairs that make channels: output axes of convolutions and fully-connected layers."""
     found = set()
-    for name, ids in {**(channels.training.channels if channels.training else {}), **channels.channels}.items():
+    for name, ids in {
+        **(channels.training.channels if channels.training else {}),
+        **channels.channels,
+    }.items():
         wanted = set(channels.space.owner_indices(ids.numpy().reshape(-1)).tolist())
         for index in wanted:
             owner = channels.space.owners[index] if index >= 0 else None
@@ -146,9 +147,7 @@ def _tie_graph(channels: ChannelMap) -> nx.Graph:
 
 def _ties_between(graph: nx.Graph, members: tuple[Axis, ...]) -> tuple[Refusal, ...]:
     by_axis = (
-        {graph.nodes[i]["axis"]: i for i in graph.nodes}
-        if "_by_axis" not in graph.graph
-        else graph.graph["_by_axis"]
+        {graph.nodes[i]["axis"]: i for i in graph.nodes} if "_by_axis" not in graph.graph else graph.graph["_by_axis"]
     )
     graph.graph["_by_axis"] = by_axis
     own = [by_axis[m] for m in members]
@@ -184,9 +183,7 @@ def _frozen_groups(
         own = tuple(axes[i] for i in sorted(component))
         refusal = _nearest_refusal(graph, sorted(component))
         size = int(total[seed])
-        found.append(
-            Group(_name([axes[seed], *own], producers, names), size, own, (), refusal, np.zeros(0, np.int64))
-        )
+        found.append(Group(_name([axes[seed], *own], producers, names), size, own, (), refusal, np.zeros(0, np.int64)))
     return found
 
 

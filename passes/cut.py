@@ -51,9 +51,7 @@ def cut(
 class _Surgeon:
     """Answers the resize rules (tgfx.ops.resize.Cut) and walks the graph."""
 
-    def __init__(
-        self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches
-    ) -> None:
+    def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
         self.graph = fx.Graph()
@@ -125,13 +123,9 @@ class _Surgeon:
         return self.graph
 
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
-        if (
-            node.op == "call_function"
-            and node.target is operator.getitem
-            and not isinstance(copy.args[0], fx.Node)
-        ):
-            if isinstance(copy.args[1], int | slice):
-                return copy.args[0][copy.args[1]]  # a size that is known by now
+        is_pick = node.op == "call_function" and node.target is operator.getitem
+        if is_pick and not isinstance(copy.args[0], fx.Node) and isinstance(copy.args[1], int | slice):
+            return copy.args[0][copy.args[1]]  # a size that is known by now
         if node.op == "call_function" and node.target in _ARITHMETIC and not copy.all_input_nodes:
             return node.target(*copy.args, **copy.kwargs)
         value = resize(self, node, copy, self.source.module)
@@ -232,10 +226,7 @@ class _Surgeon:
 def _same_order(module: nn.Module, model: nn.Module) -> None:
     for table in ("_modules", "_parameters", "_buffers"):
         own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {
-            name: own[name]
-            for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]
-        }
+        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
         own.clear()
         own.update(ordered)
     for name, child in model._modules.items():

@@ -19,10 +19,11 @@ from tgfx.ops.naming import op_name
 from tgfx.passes.survivors import Survivors
 
 _ZERO_STAYS = {
-    "relu", "ReLU", "ReLU6", "relu6", "gelu", "GELU", "silu", "SiLU", "tanh", "Tanh", "hardswish", "Hardswish", "Dropout",
-    "leaky_relu", "LeakyReLU", "dropout", "Identity", "contiguous", "view", "reshape", "permute", "transpose", "flatten",
-    "MaxPool2d", "max_pool2d", "AvgPool2d", "avg_pool2d", "AdaptiveAvgPool2d", "adaptive_avg_pool2d", "unsqueeze",
-    "squeeze", "expand", "clone", "Dropout1d", "Dropout2d", "Dropout3d", "PReLU", "ELU", "Mish",
+    "relu", "ReLU", "ReLU6", "relu6", "gelu", "GELU", "silu", "SiLU", "tanh", "Tanh", "hardswish", "Hardswish",
+    "Dropout", "leaky_relu", "LeakyReLU", "dropout", "Identity", "contiguous", "view", "reshape", "permute",
+    "transpose", "flatten", "MaxPool2d", "max_pool2d", "AvgPool2d", "avg_pool2d", "AdaptiveAvgPool2d",
+    "adaptive_avg_pool2d", "unsqueeze", "squeeze", "expand", "clone", "Dropout1d", "Dropout2d", "Dropout3d", "PReLU",
+    "ELU", "Mish",
 }  # fmt: skip
 _SUMS_UP = {"linear", "Linear", "Conv1d", "Conv2d", "Conv3d", "conv1d", "conv2d", "conv3d"}
 _PRODUCTS = {"matmul", "bmm"}

@@ -96,9 +96,7 @@ class _Writer:
             self.bank = self.graph.call_module(BANK)
         for site in sites:  # gate values stand before whatever uses them
             self._value(site.index)
-        gated_params = {
-            s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand
-        }
+        gated_params = {s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand}
         inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
         swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
 
@@ -135,9 +133,7 @@ class _Writer:
         name = self.indices.keep(index)
         if name not in self.values:
             at = self.graph.create_node("get_attr", f"{INDEX}.{name}", name="gate_at")
-            self.values[name] = self.graph.create_node(
-                "call_function", _pick, (self.bank, at), name="gate_value"
-            )
+            self.values[name] = self.graph.create_node("call_function", _pick, (self.bank, at), name="gate_value")
         return self.values[name]
 
     def _times(self, tensor: fx.Node, gate: fx.Node) -> fx.Node:
@@ -203,14 +199,17 @@ def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Nod
     return graph.call_function(masked.masked_layer_norm, args)
 
 
+_AFFINE = (("weight", None), ("bias", None), ("eps", 1e-5))
+_SPREAD = (("dim", None), ("correction", 1), ("keepdim", False))
+# operator -> its masked form, and the operator's arguments after the input with their defaults
 _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
     "mean": (masked.masked_mean, (("dim", None), ("keepdim", False))),
-    "var": (masked.masked_var, (("dim", None), ("correction", 1), ("keepdim", False))),
-    "std": (masked.masked_std, (("dim", None), ("correction", 1), ("keepdim", False))),
-    "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), ("weight", None), ("bias", None), ("eps", 1e-5))),
+    "var": (masked.masked_var, _SPREAD),
+    "std": (masked.masked_std, _SPREAD),
+    "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), *_AFFINE)),
     "rms_norm": (masked.masked_rms_norm, (("normalized_shape", None), ("weight", None), ("eps", None))),
-    "group_norm": (masked.masked_group_norm, (("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))),
-}  # fmt: skip
+    "group_norm": (masked.masked_group_norm, (("num_groups", None), *_AFFINE)),
+}
 
 
 def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:

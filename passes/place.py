@@ -26,13 +26,13 @@ from tgfx.passes.couple import Coupling
 
 # y(c * x) == c * y(x) for c >= 0, element by element or window by window
 HOMOGENEOUS = {
-    "relu", "ReLU", "leaky_relu", "LeakyReLU", "PReLU", "max_pool2d", "MaxPool2d", "avg_pool2d", "AvgPool2d", "MaxPool1d",
-    "MaxPool3d", "AvgPool1d", "AvgPool3d", "adaptive_avg_pool2d", "AdaptiveAvgPool2d", "AdaptiveAvgPool1d", "Dropout",
-    "AdaptiveAvgPool3d", "dropout", "Identity", "flatten", "Flatten", "view", "reshape", "permute", "transpose",
-    "contiguous", "squeeze", "unsqueeze", "cat", "add", "iadd", "interpolate", "Upsample", "getitem", "chunk", "split",
-    "mean", "Dropout2d", "adaptive_max_pool2d", "AdaptiveMaxPool2d", "clone", "detach", "StochasticDepth", "DropPath",
+    "relu", "ReLU", "leaky_relu", "LeakyReLU", "PReLU", "max_pool2d", "MaxPool2d", "avg_pool2d", "AvgPool2d",
+    "MaxPool1d", "MaxPool3d", "AvgPool1d", "AvgPool3d", "adaptive_avg_pool2d", "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool1d", "Dropout", "AdaptiveAvgPool3d", "dropout", "Identity", "flatten", "Flatten", "view",
+    "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze", "cat", "add", "iadd", "interpolate",
+    "Upsample", "getitem", "chunk", "split", "mean", "Dropout2d", "adaptive_max_pool2d", "AdaptiveMaxPool2d", "clone",
+    "detach",
 }  # fmt: skip
-HOMOGENEOUS -= {"StochasticDepth", "DropPath"}
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,7 @@ def _groups_of_nodes(channels: ChannelMap, group_of_slot: np.ndarray, coupling: 
     return found
 
 
-def _norm_sites(
-    source: Source, channels: ChannelMap, coupling: Coupling, folded: dict[int, set[str]]
-) -> list[Site]:
+def _norm_sites(source: Source, channels: ChannelMap, coupling: Coupling, folded: dict[int, set[str]]) -> list[Site]:
     by_norm: dict[str, list[int]] = {}
     for index, norms in folded.items():
         for name in norms:

@@ -41,9 +41,7 @@ class Survivors:
         if alive.all():
             return None
         roots = self.space.find(ids)
-        varying = [
-            a for a in range(ids.ndim) if ids.shape[a] > 1 and not (roots == roots.take([0], axis=a)).all()
-        ]
+        varying = [a for a in range(ids.ndim) if ids.shape[a] > 1 and not (roots == roots.take([0], axis=a)).all()]
         if len(varying) != 1:
             raise AssertionError(f"survivors of a layer that varies along axes {varying} are not rectangular")
         line = np.moveaxis(alive, varying[0], 0).reshape(alive.shape[varying[0]], -1)[:, 0]

@@ -31,7 +31,7 @@ from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
 from tgfx.ir.facts import Axis, ChannelMap
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.source import Source
+from tgfx.ir.source import Source, tensors_in
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import couple
@@ -40,7 +40,7 @@ from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.passes.survivors import Survivors
-from tgfx.verify import close, first_difference, tensors_in
+from tgfx.verify import close, first_difference
 
 Ignore = str | type | nn.Module
 
@@ -104,9 +104,7 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
     the gated model on the example before it is returned (verify=False skips that).
     """
     if not isinstance(gated, GatedModule):
-        raise InputError(
-            "only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__
-        )
+        raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
     return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
 
 
@@ -245,9 +243,7 @@ def _check_capture(source: Source, reference: list[Tensor]) -> None:
 def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
     unknown = [r for r in source.refusals]
     for refusals in channels.space.refusals.values():
-        unknown.extend(
-            r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason
-        )
+        unknown.extend(r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason)
     if unknown:
         raise StrictError(
             "strict=True, and channels would have to be kept",

@@ -75,10 +75,11 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
             fix="build the model with the same class and settings as when the plan was saved",
         ) from error
     if fingerprint(gated) != plan["architecture"]:
+        groups = {group.name: group.size for group in gated.facts.coupling.groups}
         raise PlanError(
             "the plan is for another architecture",
             expected=f"{plan['model']} with groups {_brief(plan['sizes'])}",
-            found=f"{gated.facts.model_name} with groups {_brief({g.name: g.size for g in gated.facts.coupling.groups})}",
+            found=f"{gated.facts.model_name} with groups {_brief(groups)}",
             where=str(folder),
             fix="build the model with the same class and settings (and example sizes) as when the plan was saved",
         )
@@ -110,9 +111,7 @@ def _move(aside: Path, target: Path) -> None:
         os.replace(aside, target)
         return
     if not target.is_dir():
-        raise PlanError(
-            "the plan's place is taken", expected="a folder or nothing", found="a file", where=str(target)
-        )
+        raise PlanError("the plan's place is taken", expected="a folder or nothing", found="a file", where=str(target))
     for name in (WEIGHTS, PLAN):  # the plan last: a reader sees either the old pair or the new one
         os.replace(aside / name, target / name)
 
@@ -142,9 +141,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(kept, dict) or not isinstance(sizes, dict) or set(kept) != set(sizes):
         raise damaged("groups and sizes that do not belong together")
     for name, positions in kept.items():
-        whole = isinstance(positions, list) and all(
-            isinstance(p, int) and 0 <= p < sizes[name] for p in positions
-        )
+        whole = isinstance(positions, list) and all(isinstance(p, int) and 0 <= p < sizes[name] for p in positions)
         if not whole or positions != sorted(set(positions)):
             raise damaged(f"positions of group '{name}' that make no sense")
     return plan, weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -41,18 +41,13 @@ class Report:
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """kind -> (now, all open)"""
-        return {
-            k: (float(self.gated.cost(k).detach()), self.gated.total(k))
-            for k in ("flops", "params", "channels")
-        }
+        return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in ("flops", "params", "channels")}
 
     def __str__(self) -> str:
         out = io.StringIO()
         console = Console(file=out, width=120, highlight=False)
         facts = self.gated.facts
-        table = Table(
-            title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels"
-        )
+        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels")
         for header, justify in (
             ("group", "left"),
             ("open/size", "right"),
@@ -71,7 +66,7 @@ class Report:
         console.print(FLOPS_NOTE)
         return out.getvalue()
 
-    def _repr_pretty_(self, printer, cycle: bool) -> None:  # notebooks
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # notebooks
         printer.text(str(self))
 
 

@@ -75,10 +75,6 @@ def first_difference(
 
 def _gathered(tensor: Tensor, kept: list[np.ndarray | None]) -> Tensor:
     for axis, positions in enumerate(kept):
-        if (
-            positions is not None
-            and axis < tensor.ndim
-            and tensor.shape[axis] > int(positions.max(initial=0))
-        ):
+        if positions is not None and axis < tensor.ndim and tensor.shape[axis] > int(positions.max(initial=0)):
             tensor = tensor.index_select(axis, torch.from_numpy(positions))
     return tensor

@@ -371,7 +371,7 @@ class GroupNorm(Block):
         return self.last(torch.relu(self.norm(self.conv(x))))
 
 
-@block(*CHANNELED, affine=(True, False), stats=(False, True))
+@block(*CHANNELED, affine=(True, False, False), stats=(False, True, False))
 class InstanceNorm(Block):
     def __init__(self, d: int, c: int, extent: int, affine: bool, stats: bool) -> None:
         super().__init__(d, c, extent)

@@ -23,9 +23,7 @@ def is_plain_attention(module: nn.Module) -> bool:
     )
 
 
-def multihead_attention(
-    module: nn.MultiheadAttention, dropout: Any, *args: Any, **kwargs: Any
-) -> tuple[Any, Any]:
+def multihead_attention(module: nn.MultiheadAttention, dropout: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """What `module(query, key, value, ...)` computes; `dropout` is applied to the attention weights."""
     names = (
         "query",

@@ -62,7 +62,11 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _in_both_modes(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], front_end: str, take: Callable[[], fx.GraphModule]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    front_end: str,
+    take: Callable[[], fx.GraphModule],
 ) -> Source:
     """Captured in eval mode, and in train mode too where the code asks for the mode."""
     module = take()
@@ -170,10 +174,7 @@ def _same_order(module: nn.Module, model: nn.Module) -> None:
     """Parameters are listed in the model's own order (optimizers and tied names depend on it)."""
     for table in ("_modules", "_parameters", "_buffers"):
         own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {
-            name: own[name]
-            for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]
-        }
+        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
         own.clear()
         own.update(ordered)
     for name, child in model._modules.items():

@@ -20,9 +20,7 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                program = export(
-                    model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False
-                )
+                program = export(model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False)
             break
         except Exception:
             if attempt + 1 == len(examples):

@@ -77,9 +77,7 @@ def _paired(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]] |
 
 def _essential(graph: fx.Graph) -> list[fx.Node]:
     """Nodes in order, without the batch counters that only train mode moves."""
-    counters = {
-        n for n in graph.nodes if n.op == "get_attr" and str(n.target).endswith("num_batches_tracked")
-    }
+    counters = {n for n in graph.nodes if n.op == "get_attr" and str(n.target).endswith("num_batches_tracked")}
     skipped = set(counters)
     for node in graph.nodes:
         if any(arg in counters for arg in node.all_input_nodes):
@@ -179,11 +177,7 @@ def _plain_mask(graph: fx.Graph, given: dict[str, Any]) -> dict[str, Any]:
 
 def _additive(graph: fx.Graph, mask: Any) -> fx.Node:
     """Boolean masks say where to look: elsewhere minus infinity. Float masks are added as they are."""
-    if (
-        isinstance(mask, fx.Node)
-        and mask.meta.get("val") is not None
-        and mask.meta["val"].dtype != torch.bool
-    ):
+    if isinstance(mask, fx.Node) and mask.meta.get("val") is not None and mask.meta["val"].dtype != torch.bool:
         return mask
     if (
         isinstance(mask, fx.Node)

@@ -59,9 +59,7 @@ def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
         if node.op != "get_attr" or not path or not _has_module(model, path):
             continue
         layer = model.get_submodule(path)
-        if type(layer).__module__.startswith("torch.nn.") or isinstance(
-            layer, nn.modules.batchnorm._BatchNorm
-        ):
+        if type(layer).__module__.startswith("torch.nn.") or isinstance(layer, nn.modules.batchnorm._BatchNorm):
             module.add_submodule(path, layer)
 
 
@@ -142,11 +140,7 @@ def _bind(node: fx.Node) -> dict[str, Any]:
 
 
 def _raise_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
-    tensors = [
-        arg
-        for arg in (*node.args, *node.kwargs.values())
-        if isinstance(arg, fx.Node) and arg.op == "get_attr"
-    ]
+    tensors = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node) and arg.op == "get_attr"]
     path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
     if path is None or not _has_module(module, path):
         return
@@ -175,10 +169,10 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
     stack = node.meta.get("nn_module_stack") or {}
     owner = next(reversed(stack.values()), ("", ""))[0] if stack else ""
     p = bound.get("p", 0.5)
-    if owner and _has_module(module, owner) and type(module.get_submodule(owner)) is nn.Dropout:
-        if module.get_submodule(owner).p == p:
-            _replace(node, owner, bound["input"])
-            return
+    layer = module.get_submodule(owner) if owner and _has_module(module, owner) else None
+    if type(layer) is nn.Dropout and layer.p == p:
+        _replace(node, owner, bound["input"])
+        return
     if not p:
         node.replace_all_uses_with(bound["input"])
         node.graph.erase_node(node)
@@ -217,12 +211,13 @@ def _replace(node: fx.Node, path: str, x: Any) -> None:
 def _drop_batch_counters(graph: fx.Graph) -> None:
     """num_batches_tracked += 1 is the layer's own business again."""
     for node in reversed(list(graph.nodes)):
-        counted = (
-            node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
-        )
-        if counted and op_name(node) == "add" and node.args[0].op == "get_attr" and not node.users:
-            if str(node.args[0].target).endswith("num_batches_tracked"):
-                graph.erase_node(node)
+        counted = node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
+        if counted and op_name(node) == "add" and not node.users and _is_counter(node.args[0]):
+            graph.erase_node(node)
+
+
+def _is_counter(node: fx.Node) -> bool:
+    return node.op == "get_attr" and str(node.target).endswith("num_batches_tracked")
 
 
 def _has_module(module: nn.Module, path: str) -> bool:

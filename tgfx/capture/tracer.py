@@ -120,9 +120,7 @@ def acts_on_mode(kind: type, stateful: bool) -> bool:
     return not stateful and not kind.__module__.startswith("torch.nn") and _mentions_training(kind)
 
 
-def trace(
-    root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool
-) -> fx.GraphModule:
+def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:
     """One attempt; a failure carries the name of the submodule it happened in."""
     tracer = GateTracer(opaque, open_wrapped=open_wrapped)
     fastpath = torch.backends.mha.get_fastpath_enabled()

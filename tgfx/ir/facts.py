@@ -98,9 +98,7 @@ class ChannelMap:
     nodes: dict[str, NodeIds]
     reads: tuple[Read, ...]
     work: tuple[Work, ...]
-    channels: dict[
-        str, torch.Tensor
-    ]  # weight of a conv or fully-connected layer -> ids of its output channels
+    channels: dict[str, torch.Tensor]  # weight of a conv or fully-connected layer -> ids of its output channels
     const_nodes: frozenset[str]
     grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups
     seen_args: dict[str, tuple[tuple, dict]] = field(default_factory=dict)  # sizes as the run saw them

@@ -72,6 +72,4 @@ def is_machinery(path: str) -> bool:
     return path.startswith("<") or any(part in path for part in _MACHINERY)
 
 
-_MACHINERY = tuple(
-    f"{os.sep}{part}{os.sep}" for part in ("torch", "tgfx", "passes", os.path.join("tgfx", "capture"))
-)
+_MACHINERY = tuple(f"{os.sep}{part}{os.sep}" for part in ("torch", "tgfx", "passes", os.path.join("tgfx", "capture")))

@@ -54,7 +54,8 @@ def fused_attention(call: Call) -> None:
 
 
 def _heads(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: tuple[int, ...]) -> list:
-    rec, kept = call.rec, []
+    rec = call.rec
+    kept: list[torch.Tensor] = []
     for axis in batch:
         if q.shape[axis] == 1:
             continue

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from tgfx.ops.registry import Call, register
+from tgfx.ops.registry import Call, Recorder, register
 
 
 @register("convolution")
@@ -78,7 +78,7 @@ def _grouped(
     return w_out
 
 
-def _freeze_shared(rec, ids: torch.Tensor) -> None:
+def _freeze_shared(rec: Recorder, ids: torch.Tensor) -> None:
     if ids.numel() > 1:
         rec.freeze(ids, "width of a group, the same for every group that stays")
 
@@ -155,11 +155,10 @@ def settle_batch(call: Call, tensor: torch.Tensor, batch_axes: tuple[int, ...]) 
     rec.give(tensor, settled, like=tensor)
 
 
-def unite_batch(
-    call: Call, a: torch.Tensor, b: torch.Tensor, batch_axes: tuple[int, ...]
-) -> list[torch.Tensor]:
+def unite_batch(call: Call, a: torch.Tensor, b: torch.Tensor, batch_axes: tuple[int, ...]) -> list[torch.Tensor]:
     """Batch entries meet their partner: same ids on both sides."""
-    rec, kept = call.rec, []
+    rec = call.rec
+    kept: list[torch.Tensor] = []
     for axis in batch_axes:
         if a.shape[axis] == 1:
             continue
@@ -175,9 +174,7 @@ def unite_batch(
     return kept
 
 
-def _add_bias(
-    call: Call, bias: torch.Tensor | None, n_layers: list[torch.Tensor], others: list[torch.Tensor]
-) -> None:
+def _add_bias(call: Call, bias: torch.Tensor | None, n_layers: list[torch.Tensor], others: list[torch.Tensor]) -> None:
     if bias is None:
         return
     rec = call.rec

@@ -18,9 +18,7 @@ def cat(call: Call) -> None:
 @register("stack")
 def stack(call: Call) -> None:
     dim = call.arg(1, "dim", 0) % call.out.ndim
-    parts = [
-        (t.unsqueeze(dim), [layer.unsqueeze(dim) for layer in call.rec.ids(t).layers]) for t in call.args[0]
-    ]
+    parts = [(t.unsqueeze(dim), [layer.unsqueeze(dim) for layer in call.rec.ids(t).layers]) for t in call.args[0]]
     _join(call, parts, dim)
 
 
@@ -58,9 +56,7 @@ def _join(call: Call, parts: list[tuple[torch.Tensor, list[torch.Tensor]]], dim:
     rec.give(out, layers)
 
 
-def _end_to_end(
-    call: Call, parts: list[tuple[torch.Tensor, list[torch.Tensor]]], dim: int
-) -> torch.Tensor | None:
+def _end_to_end(call: Call, parts: list[tuple[torch.Tensor, list[torch.Tensor]]], dim: int) -> torch.Tensor | None:
     rec = call.rec
     pieces, any_layer = [], False
     for tensor, known in parts:
@@ -69,9 +65,7 @@ def _end_to_end(
             rec.unite(own[0], extra)
         if own:
             any_layer = True
-            pieces.append(
-                own[0].expand(tuple(n if own[0].shape[a] > 1 else 1 for a, n in enumerate(tensor.shape)))
-            )
+            pieces.append(own[0].expand(tuple(n if own[0].shape[a] > 1 else 1 for a, n in enumerate(tensor.shape))))
         else:  # id 0: data without identity, kept
             shape = [1] * tensor.ndim
             shape[dim] = tensor.shape[dim]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tgfx.ops.movement import squeezed
-from tgfx.ops.registry import Call, register
+from tgfx.ops.registry import Call, Recorder, register
 
 
 @register("embedding", "embedding_renorm")
@@ -71,6 +71,6 @@ def gather(call: Call) -> None:
     rec.give(call.out, [])
 
 
-def _keep_rows(rec, tensor: torch.Tensor, axis: int, reason: str) -> None:
+def _keep_rows(rec: Recorder, tensor: torch.Tensor, axis: int, reason: str) -> None:
     for layer in rec.ids(tensor).on_axis(axis):
         rec.freeze(layer, reason)

@@ -38,9 +38,7 @@ def masked_mean(x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = Fal
     return _weighted_mean(x, gate, _axes(dim, x.ndim), keepdim)
 
 
-def masked_var(
-    x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False
-) -> Tensor:
+def masked_var(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
     dims = _axes(dim, x.ndim)
     mean = _weighted_mean(x, gate, dims, True)
     gate = gate.to(x.dtype)
@@ -52,9 +50,7 @@ def masked_var(
     return squares / (gate.sum() * repeats - correction).clamp_min(0)
 
 
-def masked_std(
-    x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False
-) -> Tensor:
+def masked_std(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
     return masked_var(x, gate, dim, correction, keepdim).sqrt()
 
 
@@ -74,9 +70,7 @@ def masked_layer_norm(
     return out if bias is None else out + bias
 
 
-def masked_rms_norm(
-    x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
-) -> Tensor:
+def masked_rms_norm(x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
     dims = list(range(x.ndim - len(shape), x.ndim))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

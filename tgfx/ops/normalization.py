@@ -6,8 +6,6 @@ ask for it. GroupNorm ties its groups like a grouped convolution: whole groups, 
 
 from __future__ import annotations
 
-import torch
-
 from tgfx.ops.registry import Call, register
 
 BATCH = (

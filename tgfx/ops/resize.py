@@ -20,15 +20,16 @@ from tgfx.ops.naming import op_name
 # Spelled without sizes: the same call is right for smaller operands.
 AGNOSTIC = {
     "flatten", "ravel", "linear", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm", "normalize",
-    "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose", "permute", "t",
-    "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat", "repeat_interleave", "flip",
-    "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold", "prelu", "glu",
-    "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm",
+    "normalize", "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose",
+    "permute", "t", "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat", "repeat_interleave",
+    "flip", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold", "prelu",
+    "glu", "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "unbind",
     "atleast_2d", "broadcast_tensors", "mT", "T", "H", "select", "where", "index", "alpha_dropout", "feature_dropout",
-    "dropout1d", "dropout2d", "dropout3d", "numpy_T", "diagonal", "tril", "triu", "index_select", "local_response_norm",
-    "pairwise_distance", "outer", "ger", "kron", "bilinear", "cosine_similarity", "matrix_exp", "mv", "inner", "addcmul",
+    "dropout1d", "dropout2d", "dropout3d", "numpy_T", "diagonal", "tril", "triu", "index_select",
+    "local_response_norm", "pairwise_distance", "outer", "ger", "kron", "bilinear", "cosine_similarity", "matrix_exp",
+    "mv", "inner", "addcmul",
 }  # fmt: skip
 _RESHAPE = {"view", "reshape", "expand", "unflatten"}
 _SPLIT = {
@@ -108,10 +109,7 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         offset = len(cut.before(node)) - len(sizes)
     shape = cut.before(node)
     with cut.graph.inserting_before(copy):
-        sizes = [
-            _scaled(cut, size, shape[offset + i], _after(cut, node, offset + i))
-            for i, size in enumerate(sizes)
-        ]
+        sizes = [_scaled(cut, size, shape[offset + i], _after(cut, node, offset + i)) for i, size in enumerate(sizes)]
     if name == "unflatten":
         copy.args = (x, rest[0], sizes)
     elif copy.op == "call_method":
@@ -300,7 +298,7 @@ def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
 
 def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     """The default scale is one over the root of the head size as it was: spell it out."""
-    (args, kwargs) = cut.seen(node)
+    (_args, kwargs) = cut.seen(node)
     q = node.args[0] if node.args else node.kwargs["query"]
     if kwargs.get("scale") is None:
         copy.kwargs = {**copy.kwargs, "scale": cut.before(q)[-1] ** -0.5}  # type: ignore[arg-type]

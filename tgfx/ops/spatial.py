@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tgfx.ops.movement import squeezed
-from tgfx.ops.registry import Call, register
+from tgfx.ops.registry import Call, Recorder, register
 
 POOLS = {
     "max_pool1d": 1, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "avg_pool1d": 1, "avg_pool2d": 2,
@@ -62,7 +62,7 @@ def constant_pad(call: Call) -> None:
         rec.sized([x, call.out])
 
 
-def _padded(rec, layer: torch.Tensor, axis: int, before: int, after: int) -> torch.Tensor:
+def _padded(rec: Recorder, layer: torch.Tensor, axis: int, before: int, after: int) -> torch.Tensor:
     pieces = []
     for width in (before, after):
         shape = list(layer.shape)
