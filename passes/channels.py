@@ -148,15 +148,21 @@ class ChannelRecorder(fx.Interpreter):
             self._check_sizes(n)
             self._settle_reads(n)
             for tensor, ids in self._makers:
+                if self._has_channels(n) and can_resize(n, self.source.module):
+                    continue  # a helper of an operator that takes its sizes from its operands
                 if any(tensor is out for out in tensors_in(result)):
                     self.const_nodes.add(n.name)
                 else:
-                    self._freeze_ids(np.array(ids), "is made inside a call")
+                    self._freeze_ids(np.array(ids), "is made inside a call", limit=True)
         if n.op == "placeholder":
             self.nodes[n.name] = NodeIds(tuple(TensorIds(tuple(t.shape)) for t in tensors_in(result)))
         elif n.op != "output":
             self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in tensors_in(result)))
         self._live = {}
+
+    def _has_channels(self, n: fx.Node) -> bool:
+        known = [self.nodes.get(arg.name) for arg in n.all_input_nodes]
+        return any(ids is not None and ids.layers for node in known if node for ids in node.tensors)
 
     def _snapshot(self, tensor: torch.Tensor) -> TensorIds:
         return self.ids(tensor)
@@ -183,12 +189,12 @@ class ChannelRecorder(fx.Interpreter):
     def unite(self, a: torch.Tensor, b: torch.Tensor, *, quiet: bool = False) -> None:
         self.space.unite(a.numpy(), b.numpy(), None if quiet else self.place())
 
-    def freeze(self, layer: torch.Tensor, reason: str) -> None:
-        self._freeze_ids(layer.reshape(-1).numpy(), reason)
+    def freeze(self, layer: torch.Tensor, reason: str, *, limit: bool = False) -> None:
+        self._freeze_ids(layer.reshape(-1).numpy(), reason, limit=limit)
 
-    def freeze_all(self, tensor: torch.Tensor, reason: str) -> None:
+    def freeze_all(self, tensor: torch.Tensor, reason: str, *, limit: bool = False) -> None:
         for layer in self.ids(tensor).layers:
-            self.freeze(layer, reason)
+            self.freeze(layer, reason, limit=limit)
 
     def fresh(self, size: int, kind: str, axis: int) -> torch.Tensor:
         ids = self.space.fresh(size, Axis(kind, self._node.name if self._node else "", axis))
@@ -242,6 +248,15 @@ class ChannelRecorder(fx.Interpreter):
         origin = self.origin(weight)
         if origin is not None and origin[0] == "param" and origin[1] in self.params:
             self.channels.setdefault(origin[1], channels)
+            return
+        ids = channels.numpy()
+        for index in np.unique(self.space.owner_indices(ids)).tolist():  # rows of a weight that is used in parts
+            owner = self.space.owners[index] if index >= 0 else None
+            if isinstance(owner, Axis) and owner.kind == "param":
+                own = ids[self.space.owner_indices(ids) == index]
+                known = self.channels.get(owner.name)
+                both = own if known is None else np.union1d(known.numpy(), own)
+                self.channels[owner.name] = torch.from_numpy(np.unique(both))
 
     def grouping(self, mode: str) -> None:
         if self._node is not None:
@@ -263,9 +278,11 @@ class ChannelRecorder(fx.Interpreter):
         for kind, layer, operands in self._pending:
             if bool((self.space.find(layer.numpy()) == 0).all()):
                 continue
+            if kind == "masked" and self._has_masked_form(n):  # the masked form works on the node's own input
+                operands = tensors_in(self.env[n.all_input_nodes[0]])[:1]
             options = tuple(o for o in (self._operand(n, t, layer) for t in operands) if o is not None)
             if not options or (kind == "masked" and not self._has_masked_form(n)):
-                self._freeze_ids(layer.numpy(), "is summed up inside a call that has no masked form")
+                self._freeze_ids(layer.numpy(), "is summed up inside a call that has no masked form", limit=True)
                 continue
             self.reads.append(Read(n.name, self._op_of(n), kind, layer, options))
 
@@ -304,7 +321,7 @@ class ChannelRecorder(fx.Interpreter):
             return
         for tensor in self._sized:
             for layer in self.ids(tensor).layers:
-                self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized")
+                self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized", limit=True)
 
     def _closed_box(self, n: fx.Node) -> str | None:
         """Why the callee of this node is a closed box to us, if it is one."""
@@ -331,17 +348,17 @@ class ChannelRecorder(fx.Interpreter):
             known = self.nodes.get(arg.name)
             for ids in known.tensors if known else ():
                 for layer in ids.layers if ids else ():
-                    self.freeze(layer, reason)
+                    self.freeze(layer, reason, limit=True)
         if n.op == "call_module":
             for name, _ in self._module(n).named_parameters():
                 for layer in self.params[f"{n.target}.{name}"].layers:
-                    self.freeze(layer, "belongs to a module that stays as it is")
+                    self.freeze(layer, "belongs to a module that stays as it is", limit=True)
             for name, _ in self._module(n).named_buffers():
                 for layer in self.buffers[f"{n.target}.{name}"].layers:
-                    self.freeze(layer, "belongs to a module that stays as it is")
+                    self.freeze(layer, "belongs to a module that stays as it is", limit=True)
         for tensor in tensors_in(result):
             for layer in self.ids(tensor).layers:
-                self.freeze(layer, reason)
+                self.freeze(layer, reason, limit=True)
 
     # -- end of the run ------------------------------------------------------------------------------------------
 
@@ -404,9 +421,9 @@ class ChannelRecorder(fx.Interpreter):
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    def _freeze_ids(self, ids: np.ndarray, reason: str) -> None:
+    def _freeze_ids(self, ids: np.ndarray, reason: str, *, limit: bool = False) -> None:
         here = self.place()
-        self.space.freeze(ids, Refusal(reason, here.node, here.op, here.source))
+        self.space.freeze(ids, Refusal(reason, here.node, here.op, here.source, limit))
 
     def _module(self, n: fx.Node) -> nn.Module:
         return self.source.module.get_submodule(str(n.target))
@@ -436,7 +453,7 @@ class ChannelRecorder(fx.Interpreter):
 
     def _unknown(self, call: Call) -> None:
         for tensor in call.tensors():
-            self.freeze_all(tensor, f"goes through {call.name}, which tgfx has no rule for")
+            self.freeze_all(tensor, f"goes through {call.name}, which tgfx has no rule for", limit=True)
         for tensor in call.outputs():
             self.give(tensor, [])
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
 from tgfx.ops.modules import cut_module, is_resizable_module
@@ -41,9 +42,7 @@ def cut(
     for name, constant in surgeon.constants.items():
         root.register_buffer(name, constant, persistent=False)
     compact = fx.GraphModule(root, graph, class_name=type(source.module).__name__)
-    compact.graph.eliminate_dead_code()
-    compact.graph.lint()
-    compact.recompile()
+    eliminate_dead_code(compact)
     surgeon.attach_rest(compact, root)
     return compact
 
@@ -149,7 +148,7 @@ class _Surgeon:
         root = nn.Module()
         root.training = self.source.module.training
         self.sliced = self._sliced(tensors)
-        group_counts = self._group_counts()
+        group_counts, shapes = self._group_counts(), self._input_shapes()
         for path, module in self.source.module.named_modules():
             if not path or isinstance(module, fx.GraphModule) or self._is_gone(path, module):
                 continue
@@ -159,7 +158,7 @@ class _Surgeon:
                 if f"{path}.{name}" in self.sliced
             }
             if is_resizable_module(module) and not isinstance(module, nn.Sequential | nn.ModuleList):
-                smaller = cut_module(module, own, group_counts.get(path))
+                smaller = cut_module(module, own, group_counts.get(path), shapes.get(path))
                 smaller._modules = {}
             else:
                 smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
@@ -199,6 +198,18 @@ class _Surgeon:
                 sliced[name] = done[id(tensor)]
         return sliced
 
+    def _input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape, after the cut, of what each layer is called with."""
+        shapes = {}
+        for node in self.source.module.graph.nodes:
+            if node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node):
+                x = node.args[0]
+                if self.is_tensor(x) and node.name not in self.dead.nodes:
+                    kept = [self.kept(x, axis) for axis in range(len(self.before(x)))]
+                    sizes = zip(kept, self.before(x), strict=True)
+                    shapes[str(node.target)] = tuple(size if k is None else len(k) for k, size in sizes)
+        return shapes
+
     def _group_counts(self) -> dict[str, int]:
         counts = {}
         for node in self.source.module.graph.nodes:
@@ -216,6 +227,8 @@ class _Surgeon:
         for name, tensor in self.sliced.items():
             if not _has(compact, name):
                 _attach(compact, name, tensor, self.source.module)
+        for path, module in root.named_modules():
+            compact.get_submodule(path)._non_persistent_buffers_set |= module._non_persistent_buffers_set
         _same_order(compact, self.source.module)
         compact.train(self.source.module.training)
         for path, module in self.source.module.named_modules():

@@ -61,9 +61,7 @@ def refused(kind: type[TgfxError], call, *parts: str) -> TgfxError:
 # -- not a module ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "thing", [None, "resnet18", 3, Net, torch.relu, {"model": 1}], ids=lambda t: type(t).__name__
-)
+@pytest.mark.parametrize("thing", [None, "resnet18", 3, Net, torch.relu, {"model": 1}], ids=lambda t: type(t).__name__)
 def test_transform_wants_a_module(thing) -> None:
     refused(InputError, lambda: tgfx.transform(thing, X), "torch.nn.Module", type(thing).__name__)
 
@@ -271,9 +269,7 @@ def test_unknown_granularity(model: nn.Module, granularity) -> None:
     refused(GranularityError, lambda: tgfx.transform(model, X, granularity=granularity), repr(granularity))
 
 
-@pytest.mark.parametrize(
-    "gate", ["sigmoid", 3, nn.Linear(2, 2), tgfx.GateSpec], ids=lambda g: type(g).__name__
-)
+@pytest.mark.parametrize("gate", ["sigmoid", 3, nn.Linear(2, 2), tgfx.GateSpec], ids=lambda g: type(g).__name__)
 def test_gate_is_a_spec(model: nn.Module, gate) -> None:
     refused(InputError, lambda: tgfx.transform(model, X, gate=gate), "GateSpec")
 

@@ -19,7 +19,7 @@ from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import KINDS, build_cost
 from tgfx.passes.couple import couple
 from tgfx.passes.cut import cut
-from tgfx.passes.insert_gates import insert_gates
+from tgfx.passes.insert_gates import GatedGraph, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.passes.survivors import Survivors
 
@@ -82,9 +82,7 @@ def test_source_habits(file: Path) -> None:
     for node in ast.walk(tree):
         called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         assert called != "print", f"prints in line {node.lineno}"
-        assert not isinstance(node, ast.ExceptHandler) or node.type is not None, (
-            f"bare except in {node.lineno}"
-        )
+        assert not isinstance(node, ast.ExceptHandler) or node.type is not None, f"bare except in {node.lineno}"
 
 
 # who may import whom: types <- operator rules <- passes <- pipeline
@@ -166,40 +164,26 @@ def described(fact: Any) -> Any:
     """A fact as data that can be compared."""
     name = type(fact).__name__
     if name == "ChannelMap":
-        ids = {
-            k: [layer.clone() for layer in v.layers] for k, v in [*fact.params.items(), *fact.buffers.items()]
-        }
-        nodes = {
-            k: [[x.clone() for x in t.layers] if t else None for t in v.tensors]
-            for k, v in fact.nodes.items()
-        }
+        ids = {k: [layer.clone() for layer in v.layers] for k, v in [*fact.params.items(), *fact.buffers.items()]}
+        nodes = {k: [[x.clone() for x in t.layers] if t else None for t in v.tensors] for k, v in fact.nodes.items()}
         reads = [
-            (r.node, r.op, r.kind, r.layer.clone(), [(o.kind, o.name, o.index) for o in r.options])
-            for r in fact.reads
+            (r.node, r.op, r.kind, r.layer.clone(), [(o.kind, o.name, o.index) for o in r.options]) for r in fact.reads
         ]
         work = [(w.node, w.op, w.factor, [a.clone() for a in w.axes], w.counted) for w in fact.work]
         roots = fact.space.find(np.arange(fact.space.size))
         return ids, nodes, reads, work, roots, fact.const_nodes, fact.grouping, fact.containers
     if name == "Coupling":
-        groups = [
-            (g.name, g.size, g.members, g.ties, g.frozen, g.roots, g.start)
-            for g in (*fact.groups, *fact.frozen)
-        ]
+        groups = [(g.name, g.size, g.members, g.ties, g.frozen, g.roots, g.start) for g in (*fact.groups, *fact.frozen)]
         return groups, fact.slots, fact.slot_of_id
     if name == "Placement":
-        sites = [
-            (s.node, s.kind, s.operand and (s.operand.kind, s.operand.name), s.index) for s in fact.sites
-        ]
+        sites = [(s.node, s.kind, s.operand and (s.operand.kind, s.operand.name), s.index) for s in fact.sites]
         return sites, fact.folded
     if name == "CostModel":
-        return [
-            (kind, [(t.factor, t.axes, t.origin) for t in fact.terms[kind]], fact.total(kind))
-            for kind in KINDS
-        ]
+        return [(kind, [(t.factor, t.axes, t.origin) for t in fact.terms[kind]], fact.total(kind)) for kind in KINDS]
     if isinstance(fact, fx.GraphModule):
         return fact.code, dict(fact.state_dict()), {k: type(m) for k, m in fact.named_modules() if k}
-    graph, index, twins = fact
-    return str(graph), dict(index.named_buffers()), sorted(twins)
+    assert isinstance(fact, GatedGraph)
+    return str(fact.graph), dict(fact.indices.named_buffers()), sorted(fact.twins)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -247,14 +231,11 @@ def test_pass_is_deterministic(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["insert_gates", "cut"])
 def test_graphs_are_lint_clean(bench: Bench, name: str) -> None:
-    result = PASSES[name](bench)
-    graph = result.graph if isinstance(result, fx.GraphModule) else result[0]
+    graph = PASSES[name](bench).graph
     graph.lint()
     names = [node.name for node in graph.nodes]
     assert len(names) == len(set(names))
-    unused = [
-        n for n in graph.nodes if not n.users and n.op in ("get_attr", "call_function") and not n.is_impure()
-    ]
+    unused = [n for n in graph.nodes if not n.users and n.op in ("get_attr", "call_function") and not n.is_impure()]
     assert not unused, "dead code"
 
 

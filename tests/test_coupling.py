@@ -75,9 +75,7 @@ def test_residual_with_projection() -> None:
 
 
 def test_concat_keeps_its_parts_apart() -> None:
-    found = groups(
-        lambda m, x: m.out(torch.cat([m.a(x), m.b(x)], 1)), a=conv(3, 8), b=conv(3, 4), out=conv(12, 2)
-    )
+    found = groups(lambda m, x: m.out(torch.cat([m.a(x), m.b(x)], 1)), a=conv(3, 8), b=conv(3, 4), out=conv(12, 2))
     assert found == {members("a.weight[0]", "out.weight[1]"): 8, members("b.weight[0]", "out.weight[1]"): 4}
 
 
@@ -146,9 +144,7 @@ def test_pixel_shuffle_ties_the_channels_of_one_pixel() -> None:
 
 
 def test_pixel_unshuffle_spreads_a_channel() -> None:
-    found = groups(
-        lambda m, x: m.out(m.down(m.a(x))), a=conv(3, 4), down=nn.PixelUnshuffle(2), out=conv(16, 2)
-    )
+    found = groups(lambda m, x: m.out(m.down(m.a(x))), a=conv(3, 4), down=nn.PixelUnshuffle(2), out=conv(16, 2))
     assert found == {members("a.weight[0]", "out.weight[1]"): 4}
 
 
@@ -172,9 +168,7 @@ def test_depthwise_convolution_is_transparent() -> None:
 
 
 def test_depth_multiplier() -> None:
-    found = groups(
-        lambda m, x: m.out(m.dw(m.a(x))), a=conv(3, 8), dw=conv(8, 16, 3, groups=8), out=conv(16, 2)
-    )
+    found = groups(lambda m, x: m.out(m.dw(m.a(x))), a=conv(3, 8), dw=conv(8, 16, 3, groups=8), out=conv(16, 2))
     assert found == {members("a.weight[0]", "dw.weight[0]", "out.weight[1]"): 8}
 
 
@@ -241,9 +235,7 @@ def test_flatten_repeats_a_channel_over_its_places() -> None:
 
 
 def test_a_module_called_twice_has_one_gate() -> None:
-    found = groups(
-        lambda m, x: m.out(m.b(torch.relu(m.b(m.a(x))))), a=conv(3, 8), b=conv(8, 8), out=conv(8, 2)
-    )
+    found = groups(lambda m, x: m.out(m.b(torch.relu(m.b(m.a(x))))), a=conv(3, 8), b=conv(8, 8), out=conv(8, 2))
     assert found == {members("a.weight[0]", "b.weight[0]", "b.weight[1]", "out.weight[1]"): 8}
 
 
@@ -285,15 +277,11 @@ def attention(mix, heads: int = 2, kv: int | None = None):
     return groups(run, TOKENS, **layers, out=linear(8, 2))
 
 
-STREAM = members(
-    "a.weight[0]", "q.weight[1]", "k.weight[1]", "v.weight[1]", "proj.weight[0]", "out.weight[1]"
-)
+STREAM = members("a.weight[0]", "q.weight[1]", "k.weight[1]", "v.weight[1]", "proj.weight[0]", "out.weight[1]")
 MIXES = {
     "sdpa": F.scaled_dot_product_attention,
     "matmul": lambda q, k, v: torch.softmax(q @ k.transpose(-2, -1) / 4, -1) @ v,
-    "einsum": lambda q, k, v: torch.einsum(
-        "bhns,bhsd->bhnd", torch.einsum("bhnd,bhsd->bhns", q, k).softmax(-1), v
-    ),
+    "einsum": lambda q, k, v: torch.einsum("bhns,bhsd->bhnd", torch.einsum("bhnd,bhsd->bhns", q, k).softmax(-1), v),
 }
 
 
@@ -309,9 +297,7 @@ def test_attention(mix) -> None:
 
 GROUPED = {
     "enable_gqa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-    "repeat": lambda q, k, v: F.scaled_dot_product_attention(
-        q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    ),
+    "repeat": lambda q, k, v: F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)),
 }
 
 

@@ -228,9 +228,7 @@ COPIED = [
     Case("sequence", (("ByHand", {"how": "matmul", "heads": 2}), ("Frozen", {"how": "lstm"})), "norm"),
     Case("tokens", (("Rope", {"repeat": False}), ("GatedMlp", {"how": "swiglu"})), "tied"),
 ]  # fmt: skip
-few_cases = pytest.mark.parametrize(
-    "case", COPIED, ids=lambda case: "-".join(name for name, _ in case.blocks)
-)
+few_cases = pytest.mark.parametrize("case", COPIED, ids=lambda case: "-".join(name for name, _ in case.blocks))
 
 
 @copied
@@ -437,9 +435,7 @@ def test_strict_raises_instead(kind: type[Stack], op: str) -> None:
     assert caught.value.found and caught.value.expected and caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "name", ["Residual", "Dense", "Shuffle", "WindowAttention", "ConvNext", "SqueezeExcite"]
-)
+@pytest.mark.parametrize("name", ["Residual", "Dense", "Shuffle", "WindowAttention", "ConvNext", "SqueezeExcite"])
 def test_strict_is_content_where_all_is_known(name: str) -> None:
     case = Case("image", ((name, BLOCKS[name].variants()[0]),), "pool")
     assert tgfx.transform(build(case), case.example(), strict=True).gates

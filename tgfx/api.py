@@ -60,7 +60,7 @@ def transform(
     what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
     instead of keeping channels that meet something unknown.
     """
-    _check_model(model, granularity)
+    _check_model(model, granularity, gate)
     ignored = _ignored_names(model, ignore)
     with _untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
@@ -72,9 +72,9 @@ def transform(
         channels = analyse_channels(source)
         _check_capture(source, reference)
         _freeze_ignored(channels, ignored)
-        coupling = couple(channels)
         if strict:
             _refuse_unknown(source, channels)
+        coupling = couple(channels)
         if not coupling.groups:
             raise _nothing_to_gate(model, coupling.frozen)
         placement = place_gates(source, channels, coupling)
@@ -164,7 +164,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
 # -- steps of transform ----------------------------------------------------------------------------------------
 
 
-def _check_model(model: Any, granularity: Any) -> None:
+def _check_model(model: Any, granularity: Any, gate: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError("this is not a model", expected="torch.nn.Module", found=type(model).__name__)
     if isinstance(model, GatedModule) or any(isinstance(m, GateBank) for m in model.modules()):
@@ -183,6 +183,18 @@ def _check_model(model: Any, granularity: Any) -> None:
                 where=name,
                 fix="run the model once on real data before tgfx.transform",
             )
+    for name, buffer in model.named_buffers():
+        if isinstance(buffer, nn.parameter.UninitializedBuffer):
+            raise LazyModuleError(
+                "a lazy layer has no size yet",
+                expected="initialised buffers",
+                found=f"uninitialised {name}",
+                where=name,
+            )
+    if gate is not None and not isinstance(gate, GateSpec):
+        raise InputError(
+            "gate cannot be used", expected='a tgfx.GateSpec, e.g. tgfx.GateSpec(shape="tanh")', found=repr(gate)
+        )
     if granularity != "channel":
         raise GranularityError(
             f"granularity {granularity!r} is not available", expected='"channel"', found=repr(granularity)
@@ -190,10 +202,17 @@ def _check_model(model: Any, granularity: Any) -> None:
 
 
 def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
-    wanted = [ignore] if isinstance(ignore, str | type | nn.Module) else list(ignore)
+    several = isinstance(ignore, list | tuple | set | frozenset)
+    wanted = list(ignore) if several else [ignore]
     modules = dict(model.named_modules())
     names: set[str] = set()
     for entry in wanted:
+        if not isinstance(entry, str | type | nn.Module):
+            raise IgnoreError(
+                f"ignore={entry!r} cannot be used",
+                expected="a layer's name, a glob pattern, a module type or a module of this model",
+                found=type(entry).__name__,
+            )
         if isinstance(entry, type):
             hits = [n for n, m in modules.items() if isinstance(m, entry)]
         elif isinstance(entry, nn.Module):
@@ -241,9 +260,9 @@ def _check_capture(source: Source, reference: list[Tensor]) -> None:
 
 
 def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
-    unknown = [r for r in source.refusals]
+    unknown = list(source.refusals)
     for refusals in channels.space.refusals.values():
-        unknown.extend(r for r in refusals if "no rule" in r.reason or "cannot" in r.reason or "could not" in r.reason)
+        unknown.extend(refusal for refusal in refusals if refusal.limit)
     if unknown:
         raise StrictError(
             "strict=True, and channels would have to be kept",
@@ -315,7 +334,7 @@ def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadB
 
 def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
     """Revive the best of the dead until every group's size is a multiple (or whole)."""
-    if not isinstance(multiple, int) or multiple < 1:
+    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
     opened = gated.open_slots().copy()
     for group in gated.facts.coupling.groups:

@@ -24,9 +24,7 @@ class Chain(nn.Module):
         super().__init__()
         self.residual = residual
         self.stem = nn.Conv2d(3, CHANNELS, 3, padding=1)
-        self.convs = nn.ModuleList(
-            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False) for _ in range(depth)
-        )
+        self.convs = nn.ModuleList(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False) for _ in range(depth))
         self.norms = nn.ModuleList(nn.BatchNorm2d(CHANNELS) for _ in range(depth))
         self.head = nn.Linear(CHANNELS, 10)
 
@@ -51,9 +49,7 @@ def growth(depths: tuple[int, ...] = DEPTHS, repeats: int = 3) -> Table:
             model = Chain(depth, residual=residual).eval()
             runs = [cpu_seconds(lambda model=model: tgfx.transform(model, example)) for _ in range(repeats)]
             seconds.append(statistics.median(runs))
-            rows.append(
-                (f"{kind}, {depth} layers", f"{seconds[-1]:.2f}", f"{1000 * seconds[-1] / depth:.2f}")
-            )
+            rows.append((f"{kind}, {depth} layers", f"{seconds[-1]:.2f}", f"{1000 * seconds[-1] / depth:.2f}"))
             print(*rows[-1], sep="\t", flush=True)
         exponents[kind] = slope([math.log(d) for d in depths], [math.log(s) for s in seconds])
     torch.set_num_threads(threads)

@@ -133,9 +133,7 @@ def progress() -> Progress:
     return Progress(*columns, TextColumn("{task.fields[status]}"), TimeElapsedColumn(), console=console)
 
 
-def before_and_after(
-    model: nn.Module, gated: tgfx.GatedModule, compact: nn.Module, digits: data.Digits
-) -> Table:
+def before_and_after(model: nn.Module, gated: tgfx.GatedModule, compact: nn.Module, digits: data.Digits) -> Table:
     images, labels = digits.held_out
     was, now = measure.alternating_milliseconds([model, compact], images[:BATCH])
     counts = {
@@ -152,9 +150,7 @@ def before_and_after(
     scores = [measure.accuracy(each, images, labels) for each in (model, compact)]
     table.add_row(f"accuracy on {len(labels)} held out", *(f"{score:.2%}" for score in scores), "")
     table.add_row("ms per batch", f"{was:.2f}", f"{now:.2f}", f"{now / was:.3f}")
-    table.add_row(
-        "max |gated - compact|", "", f"{measure.largest_difference(gated, compact, images):.1e}", ""
-    )
+    table.add_row("max |gated - compact|", "", f"{measure.largest_difference(gated, compact, images):.1e}", "")
     return table
 
 

@@ -126,11 +126,7 @@ def distance(a: Any, b: Any) -> float:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [
-        t
-        for t in torch.utils._pytree.tree_leaves(value)
-        if isinstance(t, torch.Tensor) and t.is_floating_point()
-    ]
+    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def as_call(example: Any) -> tuple[tuple, dict]:

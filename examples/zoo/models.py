@@ -74,9 +74,7 @@ def _hugging_face(name: str) -> Built:
         config = hf.GPT2Config(n_embd=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, **small)
         return hf.GPT2LMHeadModel(config), {"input_ids": ids, "use_cache": False}
     if name == "t5":
-        config = hf.T5Config(
-            d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **small
-        )
+        config = hf.T5Config(d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **small)
         return hf.T5ForConditionalGeneration(config), {
             "input_ids": ids,
             "decoder_input_ids": ids,

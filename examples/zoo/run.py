@@ -111,9 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.zoo.run", description=__doc__.splitlines()[0])
     parser.add_argument("patterns", nargs="*", help="names or glob patterns; all models if left out")
     parser.add_argument("--output", type=Path, help="write the page here, even for a part of the zoo")
-    parser.add_argument(
-        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time"
-    )
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time")
     return parser
 
 

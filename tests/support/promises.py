@@ -85,9 +85,7 @@ def identical_in_training(case: Case, steps: int = 2) -> None:
                 assert not _any(gradient) and not _any(other), f"step {step}: gradient of {name} only once"
                 continue
             worst = float((gradient - other).abs().max())
-            assert worst <= TRAINED * scale, (
-                f"step {step}: gradient of {name} off by {worst:.3g} of {scale:.3g}"
-            )
+            assert worst <= TRAINED * scale, f"step {step}: gradient of {name} off by {worst:.3g} of {scale:.3g}"
     after = gated.state_dict()
     for name, tensor in model.state_dict().items():
         assert_close(after[name].double(), tensor.double(), TRAINED, f"{name} after {steps} steps")
@@ -116,9 +114,7 @@ def dead_count_for_nothing(case: Case, gated: tgfx.GatedModule) -> int:
     survivors = Survivors(facts.channels, facts.coupling, gated.open_slots())
     noisy = copy.deepcopy(gated).eval()
     gated.eval()
-    tensors = dict(noisy.named_parameters(remove_duplicate=False)) | dict(
-        noisy.named_buffers(remove_duplicate=False)
-    )
+    tensors = dict(noisy.named_parameters(remove_duplicate=False)) | dict(noisy.named_buffers(remove_duplicate=False))
     generator = torch.Generator().manual_seed(1)
     filled = 0
     for name, ids in [*facts.channels.params.items(), *facts.channels.buffers.items()]:
@@ -178,17 +174,11 @@ def uses(case: Case, how: str) -> bool:
 
 def out_channels(model: nn.Module) -> int:
     """Output channels of all convolutions and fully-connected layers that are used, each weight once."""
-    used = {
-        str(n.target).rpartition(".")[0] if n.op == "get_attr" else str(n.target) for n in model.graph.nodes
-    }
+    used = {str(n.target).rpartition(".")[0] if n.op == "get_attr" else str(n.target) for n in model.graph.nodes}
     total, seen = 0, set()
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        if (
-            path in used
-            and isinstance(module, nn.modules.conv._ConvNd | nn.Linear)
-            and id(weight) not in seen
-        ):
+        if path in used and isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and id(weight) not in seen:
             total += module.out_features if isinstance(module, nn.Linear) else module.out_channels
             seen.add(id(weight))
         packed = module._parameters.get("in_proj_weight")
@@ -249,9 +239,7 @@ def price_has_gradients(gated: tgfx.GatedModule) -> None:
     gated.eval()
     for (name, gate), gradient in zip(gated.gates.items(), gradients, strict=True):
         assert gradient is not None and gradient.shape == gate.weight.shape, name
-        assert bool(gradient.isfinite().all()) and bool(gradient.any()), (
-            f"no gradient reaches the gates of {name}"
-        )
+        assert bool(gradient.isfinite().all()) and bool(gradient.any()), f"no gradient reaches the gates of {name}"
 
 
 # -- G5, G8 ------------------------------------------------------------------------------------------------

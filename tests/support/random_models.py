@@ -65,9 +65,7 @@ class Blueprint:
 BLOCKS: dict[str, Blueprint] = {}
 
 
-def block(
-    *families: str, halves: bool = False, **options: tuple[Any, ...]
-) -> Callable[[type[Block]], type[Block]]:
+def block(*families: str, halves: bool = False, **options: tuple[Any, ...]) -> Callable[[type[Block]], type[Block]]:
     def register(cls: type[Block]) -> type[Block]:
         BLOCKS[cls.__name__] = Blueprint(cls, families, options, halves)
         return cls
@@ -601,9 +599,7 @@ class UNet(Block):
         super().__init__(d, c, extent)
         self.how = how
         self.enter, self.inner = nn.Conv2d(c, c, 3, padding=1), nn.Conv2d(c, 2 * c, 3, padding=1)
-        self.up = (
-            nn.ConvTranspose2d(2 * c, 2 * c, 2, 2) if how == "transposed" else nn.Upsample(scale_factor=2)
-        )
+        self.up = nn.ConvTranspose2d(2 * c, 2 * c, 2, 2) if how == "transposed" else nn.Upsample(scale_factor=2)
         self.leave = nn.Conv2d(3 * c, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -869,9 +865,7 @@ class Sdpa(_Attention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = self.mask if self.how == "mask" else None
         scale = 0.7 if self.how == "scaled" else None
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=self.how == "causal", scale=scale
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.how == "causal", scale=scale)
 
 
 @block(*TOKENED, how=("matmul", "einsum", "cosine", "shape"), heads=(2, 4))
@@ -886,9 +880,7 @@ class ByHand(_Attention):
             scores = torch.einsum("bhnd,bhsd->bhns", q, k) / math.sqrt(self.size)
             return torch.einsum("bhns,bhse->bhne", torch.softmax(scores, -1), v)
         if self.how == "cosine":
-            scores = (
-                F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.logit_scale.exp()
-            )
+            scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.logit_scale.exp()
         elif self.how == "shape":
             scores = torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         else:
@@ -923,9 +915,7 @@ class Rope(_Attention):
         self.size = c // 2 - c // 2 % 2  # even
         self.q, self.k, self.v = (nn.Linear(c, 2 * self.size) for _ in range(3))
         self.proj, self.repeat = nn.Linear(2 * self.size, c), repeat
-        self.register_buffer(
-            "inv_freq", 100.0 ** (-torch.arange(0, self.size, 2) / self.size), persistent=False
-        )
+        self.register_buffer("inv_freq", 100.0 ** (-torch.arange(0, self.size, 2) / self.size), persistent=False)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = torch.arange(q.shape[2], dtype=q.dtype)
@@ -952,9 +942,7 @@ class FusedQkv(Block):
         b, n, c = x.shape
         qkv = self.qkv(self.norm(x))
         if self.how == "chunk":
-            q, k, v = (
-                t.view(b, n, self.heads, c // self.heads).transpose(1, 2) for t in qkv.chunk(3, dim=-1)
-            )
+            q, k, v = (t.view(b, n, self.heads, c // self.heads).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
         else:
             qkv = qkv.reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
             q, k, v = qkv.unbind(0) if self.how == "unbind" else (qkv[0], qkv[1], qkv[2])

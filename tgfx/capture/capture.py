@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
 from tgfx.capture.exported import export_graph
-from tgfx.capture.modes import may_depend_on_mode, merge_modes
+from tgfx.capture.modes import FOLLOWING_LAYERS, merge_modes, mode_readers
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
@@ -69,9 +69,11 @@ def _in_both_modes(
     take: Callable[[], fx.GraphModule],
 ) -> Source:
     """Captured in eval mode, and in train mode too where the code asks for the mode."""
-    module = take()
+    with mode_readers() as readers:
+        module = take()
     source = Source(module, args, kwargs, front_end)
-    if may_depend_on_mode(model, module.graph):
+    followed = FOLLOWING_LAYERS if front_end == "export" else ()
+    if readers.difference(followed):
         with _train_mode(model):
             try:
                 training = take()
@@ -166,6 +168,7 @@ def _finished(model: nn.Module, source: Source) -> Source:
     for name, child in model.named_modules(remove_duplicate=False):
         if name in have:
             have[name].training = child.training
+            have[name]._non_persistent_buffers_set |= child._non_persistent_buffers_set
     _same_order(module, model)
     return source
 

@@ -11,56 +11,99 @@ modes and the graphs are compared node by node:
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tgfx.capture.tracer import _mentions_training
 from tgfx.ops.naming import op_name
 
-_ASKING = {"dropout", "scaled_dot_product_attention", "alpha_dropout", "feature_dropout"}
+# torch layers that ask for the mode and are called as layers again in the end (see raising.py)
+FOLLOWING_LAYERS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU,
+)  # fmt: skip
+# functions with a training flag -> the layer that is the same function and follows the mode by itself
+_FOLLOWERS: dict[str, Callable[..., nn.Module]] = {
+    "dropout": lambda p=0.5: nn.Dropout(p),
+    "dropout1d": lambda p=0.5: nn.Dropout1d(p),
+    "dropout2d": lambda p=0.5: nn.Dropout2d(p),
+    "dropout3d": lambda p=0.5: nn.Dropout3d(p),
+    "alpha_dropout": lambda p=0.5: nn.AlphaDropout(p),
+    "feature_alpha_dropout": lambda p=0.5: nn.FeatureAlphaDropout(p),
+    "rrelu": lambda lower=1.0 / 8, upper=1.0 / 3: nn.RReLU(lower, upper),
+}
 
 
-def may_depend_on_mode(model: nn.Module, graph: fx.Graph) -> bool:
-    """Whether it is worth capturing the model in train mode too."""
-    if any(n.op == "call_function" and op_name(n) in _ASKING for n in graph.nodes) and _has_dropout(model):
-        return True
-    kinds = {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.nn")}
-    return any(_mentions_training(kind) for kind in kinds)
+@contextmanager
+def mode_readers() -> Iterator[set[type]]:
+    """While this is open, collects the classes whose `.training` is read."""
+    readers: set[type] = set()
 
+    def read(module: nn.Module) -> bool:
+        readers.add(type(module))
+        return module.__dict__["training"]
 
-def _has_dropout(model: nn.Module) -> bool:
-    """Some attribute that speaks of dropping and is not zero."""
-    holders: list[Any] = [*model.modules()]
-    config = getattr(model, "config", None)
-    if config is not None:
-        holders.append(config)
-    for holder in holders:
-        if isinstance(holder, nn.modules.dropout._DropoutNd) and holder.p > 0:
-            return True
-        for name, value in vars(holder).items():
-            if "drop" in name and isinstance(value, float) and value > 0:
-                return True
-    return False
+    def write(module: nn.Module, value: bool) -> None:
+        module.__dict__["training"] = value
+
+    nn.Module.training = property(read, write)  # type: ignore[assignment, misc]
+    try:
+        yield readers
+    finally:
+        del nn.Module.training
 
 
 def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> bool:
-    """Make `module` (captured in eval mode) right in train mode too; False if the structures differ."""
+    """Make `module` (captured in eval mode) right in train mode too; False if that takes two graphs."""
     pairs = _paired(module.graph, training.graph)
     if pairs is None:
         return False
-    for node, other in pairs:
-        if op_name(node) == "dropout" and node.op == "call_function":
-            _follow_mode(module, node, other)
-        elif op_name(node) == "scaled_dot_product_attention":
-            probability = other.kwargs.get("dropout_p", other.args[4] if len(other.args) > 4 else 0.0)
-            own = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
-            if probability and not own:
-                _write_out_attention(module, node, float(probability))
+    different = [(node, other) for node, other in pairs if _constants(node) != _constants(other)]
+    if not all(_can_follow(node, other) for node, other in different):
+        return False
+    for node, other in different:
+        name = op_name(node)
+        if name == "scaled_dot_product_attention":
+            _write_out_attention(module, node, float(_dropout_p(other)))
+        elif name in _FOLLOWERS:
+            _follow_mode(module, node)
     module.graph.lint()
     module.recompile()
     return True
+
+
+def _constants(node: fx.Node) -> str:
+    """All that is not another node's value, in a form that can be compared."""
+    return repr(fx.node.map_arg((node.args, node.kwargs), lambda arg: None))
+
+
+def _can_follow(node: fx.Node, other: fx.Node) -> bool:
+    name = op_name(node)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if name == "scaled_dot_product_attention":
+        return not _dropout_p(node) and bool(_dropout_p(other))
+    if name in ("batch_norm", "instance_norm", "feature_dropout", "alpha_dropout", "rrelu") and owner_of(node):
+        return True  # becomes a call of its layer again
+    if name in ("batch_norm", "instance_norm"):
+        return any(arg.op == "get_attr" and str(arg.target).endswith(".running_mean") for arg in node.all_input_nodes)
+    return name in _FOLLOWERS and not _flag(node) and bool(_flag(other))
+
+
+def owner_of(node: fx.Node) -> str | None:
+    """Path of the torch layer whose forward made this node, if torch.export noted one that follows the mode."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = next(reversed(stack.values()), ("", ""))[:2] if stack else ("", "")
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    known = {f"{k.__module__}.{k.__qualname__}" for k in FOLLOWING_LAYERS}
+    return path if path and name in known else None
+
+
+def _dropout_p(node: fx.Node) -> Any:
+    return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
 
 
 def _paired(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]] | None:
@@ -109,29 +152,33 @@ def _flag(node: fx.Node) -> Any:
     for name in ("training", "train"):
         if name in node.kwargs:
             return node.kwargs[name]
-    return node.args[2] if len(node.args) > 2 else True
+    position = 3 if op_name(node) == "rrelu" else 2
+    default = op_name(node) not in ("rrelu", "alpha_dropout", "feature_alpha_dropout")
+    return node.args[position] if len(node.args) > position else default
 
 
-def _follow_mode(module: fx.GraphModule, node: fx.Node, other: fx.Node) -> None:
-    if _flag(node) or not _flag(other):
-        return  # always on, or never: as it is
-    probability = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
+def _follow_mode(module: fx.GraphModule, node: fx.Node) -> None:
+    options = {k: v for k, v in node.kwargs.items() if k in ("p", "lower", "upper")}
+    names = ("lower", "upper") if op_name(node) == "rrelu" else ("p",)
+    options.update(zip(names, node.args[1:], strict=False))
+    layer = _FOLLOWERS[op_name(node)](**options)
+    x = node.args[0] if node.args else node.kwargs["input"]
     with module.graph.inserting_before(node):
-        call = module.graph.call_module(new_dropout(module, float(probability)), (node.args[0],))
+        call = module.graph.call_module(new_layer(module, layer), (x,))
     call.meta = dict(node.meta)
     node.replace_all_uses_with(call, propagate_meta=False)
     module.graph.erase_node(node)
 
 
-def new_dropout(module: fx.GraphModule, probability: float) -> str:
-    """Path of a fresh dropout layer."""
+def new_layer(module: fx.GraphModule, layer: nn.Module) -> str:
+    """Path of a layer that stands for a function with a training flag."""
+    stem = f"functional_{type(layer).__name__.lower()}"
     index = 0
-    while hasattr(module, f"functional_dropout_{index}"):
+    while hasattr(module, f"{stem}_{index}"):
         index += 1
-    layer = nn.Dropout(probability)
     layer.train(module.training)
-    module.add_submodule(f"functional_dropout_{index}", layer)
-    return f"functional_dropout_{index}"
+    module.add_submodule(f"{stem}_{index}", layer)
+    return f"{stem}_{index}"
 
 
 def _write_out_attention(module: fx.GraphModule, node: fx.Node, probability: float) -> None:
@@ -152,7 +199,7 @@ def _write_out_attention(module: fx.GraphModule, node: fx.Node, probability: flo
         if given.get("attn_mask") is not None:
             scores = graph.call_function(torch.add, (scores, _additive(graph, given["attn_mask"])))
         weights = graph.call_function(torch.softmax, (scores, -1))
-        dropped = graph.call_module(new_dropout(module, probability), (weights,))
+        dropped = graph.call_module(new_layer(module, nn.Dropout(probability)), (weights,))
         out = graph.call_function(torch.matmul, (dropped, given["value"]))
     out.meta = dict(node.meta)
     node.replace_all_uses_with(out, propagate_meta=False)

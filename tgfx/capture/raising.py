@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tgfx.capture.modes import new_dropout
+from tgfx.capture.modes import new_layer, owner_of
+from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ops.naming import op_name
 
 _LAYERS: dict[str, tuple[type, ...]] = {
@@ -23,6 +24,9 @@ _LAYERS: dict[str, tuple[type, ...]] = {
     "conv1d": (nn.Conv1d,),
     "conv2d": (nn.Conv2d,),
     "conv3d": (nn.Conv3d,),
+    "conv_transpose1d": (nn.ConvTranspose1d,),
+    "conv_transpose2d": (nn.ConvTranspose2d,),
+    "conv_transpose3d": (nn.ConvTranspose3d,),
     "layer_norm": (nn.LayerNorm,),
     "group_norm": (nn.GroupNorm,),
     "embedding": (nn.Embedding,),
@@ -33,13 +37,20 @@ _LAYERS: dict[str, tuple[type, ...]] = {
 def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
     """Rewrite `module`'s graph in place (it is our own copy); `model` has the layers it was captured from."""
     _bring_layers(module, model)
+    for node in module.graph.nodes:
+        node.type = None  # annotations of the user's code; as strings they could not be pickled
+        owner = owner_of(node)
+        if owner and _has_module(model, owner):
+            module.add_submodule(owner, model.get_submodule(owner))
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         name = op_name(node)
-        if name == "batch_norm":
-            _raise_batch_norm(module, node)
+        if name in ("batch_norm", "instance_norm"):
+            _raise_norm(module, node)
+        elif name in ("feature_dropout", "alpha_dropout", "rrelu") and owner_of(node):
+            _replace(node, str(owner_of(node)), node.args[0])
         elif name in _LAYERS:
             _raise_layer(module, node, _LAYERS[name])
         elif name == "dropout":
@@ -47,9 +58,7 @@ def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
         elif name in _MAKERS:
             _raise_maker(module, node)
     _drop_batch_counters(graph)
-    graph.eliminate_dead_code()
-    graph.lint()
-    module.recompile()
+    eliminate_dead_code(module)
 
 
 def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
@@ -96,8 +105,9 @@ def _same_settings(layer: nn.Module, bound: dict[str, Any], name: str, path: str
     if name.startswith("conv"):
         return layer.padding_mode == "zeros" and all(
             _tuple(bound.get(key, default)) == _tuple(getattr(layer, key))
-            for key, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
-            if not _broadcasts(bound.get(key, default), getattr(layer, key))
+            for key, default in _CONV_SETTINGS
+            if not (key == "output_padding" and "transpose" not in name)
+            and not _broadcasts(bound.get(key, default), getattr(layer, key))
         )
     if name in ("layer_norm", "rms_norm"):
         return tuple(bound.get("normalized_shape", ())) == tuple(layer.normalized_shape) and (
@@ -108,6 +118,9 @@ def _same_settings(layer: nn.Module, bound: dict[str, Any], name: str, path: str
     if name == "embedding":
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
     return True
+
+
+_CONV_SETTINGS = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1), ("output_padding", 0))
 
 
 def _tuple(value: Any) -> Any:
@@ -123,6 +136,10 @@ _SIGNATURES = {
     "conv1d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "conv3d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    **{
+        f"conv_transpose{d}d": ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+        for d in (1, 2, 3)
+    },
     "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
     "rms_norm": ("input", "normalized_shape", "weight", "eps"),
     "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
@@ -139,12 +156,17 @@ def _bind(node: fx.Node) -> dict[str, Any]:
     return bound
 
 
-def _raise_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
-    tensors = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node) and arg.op == "get_attr"]
+def _raise_norm(module: fx.GraphModule, node: fx.Node) -> None:
+    """F.batch_norm and F.instance_norm over the running statistics of a layer."""
+    tensors = [arg for arg in node.all_input_nodes if arg.op == "get_attr"]
     path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
     if path is None or not _has_module(module, path):
         return
     layer = module.get_submodule(path)
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        if type(layer) in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+            _replace(node, path, node.args[0])
+        return
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return
     if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -177,7 +199,7 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
         node.replace_all_uses_with(bound["input"])
         node.graph.erase_node(node)
         return
-    _replace(node, new_dropout(module, float(p)), bound["input"])
+    _replace(node, new_layer(module, nn.Dropout(float(p))), bound["input"])
 
 
 _MAKERS = {"zeros": "new_zeros", "ones": "new_ones", "full": "new_full", "empty": "new_empty"}

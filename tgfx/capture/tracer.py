@@ -93,8 +93,9 @@ class GateTracer(fx.Tracer):
     def _dropout(self, m: nn.Module, name: str) -> Callable:
         if not m.dropout:
             return lambda x: x
-        m.attention_dropout = nn.Dropout(m.dropout)  # a layer, so that it follows train() and eval()
-        m.attention_dropout.train(m.training)
+        if not hasattr(m, "attention_dropout"):  # a layer, so that it follows train() and eval()
+            m.attention_dropout = nn.Dropout(m.dropout)
+            m.attention_dropout.train(m.training)
         self.submodule_paths = None  # type: ignore[assignment]
         self._refresh_paths()
         return lambda x: m.attention_dropout(x)

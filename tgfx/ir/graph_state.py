@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,18 +33,39 @@ class _Op:
         return value
 
 
+class _Codegen:
+    """How a graph takes its inputs apart; copied by reference, and pickled without torch's own deprecation noise."""
+
+    def __init__(self, codegen: Any) -> None:
+        self.codegen = codegen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Codegen:
+        return self
+
+    def __reduce__(self) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return _unpickled_codegen, (pickle.dumps(self.codegen),)
+
+
+def _unpickled_codegen(data: bytes) -> _Codegen:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return _Codegen(pickle.loads(data))
+
+
 def pack_graph(graph: fx.Graph) -> dict[str, Any]:
     nodes = []
     for node in graph.nodes:
         target = _Op(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else node.target
         args = fx.node.map_aggregate((node.args, node.kwargs), _pack)
         nodes.append((node.op, node.name, target, args, source_line(node)))
-    return {"nodes": nodes, "codegen": graph._codegen}
+    return {"nodes": nodes, "codegen": _Codegen(graph._codegen)}
 
 
 def unpack_graph(state: dict[str, Any]) -> fx.Graph:
     graph = fx.Graph()
-    graph._codegen = state["codegen"]
+    graph._codegen = state["codegen"].codegen
     made: dict[str, fx.Node] = {}
     for op, name, target, packed, line in state["nodes"]:
         target = target.resolve() if isinstance(target, _Op) else target

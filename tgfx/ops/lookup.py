@@ -67,7 +67,7 @@ def gather(call: Call) -> None:
         return
     _keep_rows(rec, x, dim % x.ndim, "is picked by an index")
     for layer in [*rec.ids(x).layers, *rec.ids(index).layers]:
-        rec.freeze(layer, "is gathered element by element")
+        rec.freeze(layer, "is gathered element by element", limit=True)
     rec.give(call.out, [])
 
 

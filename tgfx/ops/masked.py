@@ -16,22 +16,30 @@ from torch import Tensor
 
 def _weighted_mean(x: Tensor, gate: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     gate = gate.to(x.dtype)
-    for d in dims:  # every reduced axis counts, also those on which the gate is constant
-        if gate.shape[d] == 1:
-            continue
-    total = (x * gate).sum(dims, keepdim=keepdim)
+    mean = (x * gate).sum(dims, keepdim=True) / _count(x, gate, dims)
+    return mean if keepdim else _dropped(mean, dims)
+
+
+def _count(x: Tensor, gate: Tensor, dims: list[int]) -> Tensor:
+    """How many living entries are reduced, per entry that is kept."""
     repeats = 1
-    for d in dims:
+    for d in dims:  # axes on which the gate is constant count in full
         if gate.shape[d] == 1:
             repeats = repeats * x.shape[d]
-    return total / (gate.sum() * repeats)
+    return gate.sum(dims, keepdim=True) * repeats
+
+
+def _dropped(x: Tensor, dims: list[int]) -> Tensor:
+    for d in sorted(dims, reverse=True):
+        x = x.squeeze(d)
+    return x
 
 
 def _axes(dim: object, ndim: int) -> list[int]:
     if dim is None:
         return list(range(ndim))
     dims = [dim] if isinstance(dim, int) else list(dim)  # type: ignore[call-overload]
-    return [d % ndim for d in dims]
+    return [d % ndim for d in dims] or list(range(ndim))
 
 
 def masked_mean(x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
@@ -40,14 +48,11 @@ def masked_mean(x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = Fal
 
 def masked_var(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
     dims = _axes(dim, x.ndim)
-    mean = _weighted_mean(x, gate, dims, True)
     gate = gate.to(x.dtype)
-    squares = ((x - mean).square() * gate).sum(dims, keepdim=keepdim)
-    repeats = 1
-    for d in dims:
-        if gate.shape[d] == 1:
-            repeats = repeats * x.shape[d]
-    return squares / (gate.sum() * repeats - correction).clamp_min(0)
+    centred = x - _weighted_mean(x, gate, dims, True)
+    squares = (centred.square() * gate).sum(dims, keepdim=True)
+    var = squares / (_count(x, gate, dims) - correction).clamp_min(0)
+    return var if keepdim else _dropped(var, dims)
 
 
 def masked_std(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:

@@ -74,19 +74,24 @@ def lower(graph: fx.Graph, node: fx.Node, module: nn.Module, gated: dict[str, fx
     raise AssertionError(f"{type(module).__name__} is not lowerable")
 
 
-def cut_module(module: nn.Module, tensors: dict[str, Tensor], groups: int | None) -> nn.Module:
-    """A copy of a leaf layer that holds these parameters and buffers, its size attributes brought up to date."""
+def cut_module(
+    module: nn.Module, tensors: dict[str, Tensor], groups: int | None, shape: tuple[int, ...] | None
+) -> nn.Module:
+    """A copy of a leaf layer that holds these tensors, its size attributes brought up to date.
+
+    groups and shape: of the call in the cut model (groups that are left, shape of the input), where it is known.
+    """
     smaller = copy.copy(module)
     smaller._parameters = dict(module._parameters)
     smaller._buffers = dict(module._buffers)
     for name, tensor in tensors.items():
         table = smaller._parameters if name in smaller._parameters else smaller._buffers
         table[name] = tensor
-    _update_sizes(smaller, groups)
+    _update_sizes(smaller, groups, shape)
     return smaller
 
 
-def _update_sizes(module: nn.Module, groups: int | None) -> None:
+def _update_sizes(module: nn.Module, groups: int | None, shape: tuple[int, ...] | None) -> None:
     weight = getattr(module, "weight", None)
     kind = type(module)
     if kind in _CONV or kind in _DECONV:
@@ -97,13 +102,25 @@ def _update_sizes(module: nn.Module, groups: int | None) -> None:
         module.out_features, module.in_features = weight.shape
     elif kind in _BATCH_NORM or kind in _INSTANCE_NORM:
         vector = weight if weight is not None else module.running_mean
-        module.num_features = vector.shape[0] if vector is not None else module.num_features
-    elif kind in (nn.LayerNorm, nn.RMSNorm) and weight is not None:
-        module.normalized_shape = tuple(weight.shape)
-    elif kind is nn.GroupNorm and weight is not None:
-        module.num_channels = weight.shape[0]
+        if vector is not None:
+            module.num_features = vector.shape[0]
+        elif shape is not None:
+            module.num_features = shape[1 if len(shape) == len(_spatial_axes(kind)) + 2 else 0]
+    elif kind in (nn.LayerNorm, nn.RMSNorm):
+        if weight is not None:
+            module.normalized_shape = tuple(weight.shape)
+        elif shape is not None:
+            module.normalized_shape = tuple(shape[len(shape) - len(module.normalized_shape) :])
+    elif kind is nn.GroupNorm:
+        if weight is not None or shape is not None:
+            module.num_channels = weight.shape[0] if weight is not None else shape[1]
         module.num_groups = groups if groups is not None else module.num_groups
     elif kind is nn.Embedding:
         module.num_embeddings, module.embedding_dim = weight.shape
     elif kind is nn.PReLU:
         module.num_parameters = weight.numel()
+
+
+def _spatial_axes(kind: type) -> range:
+    """Axes after batch and channels that this norm works over, by the digit in its name."""
+    return range(int(kind.__name__[-2]) if kind.__name__[-2].isdigit() else 1)

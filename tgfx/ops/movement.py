@@ -109,7 +109,7 @@ def roll(call: Call) -> None:
     dims = [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)]
     for layer in rec.ids(x).layers:
         if any(layer.shape[d] > 1 for d in dims):
-            rec.freeze(layer, "is rolled along its channels")
+            rec.freeze(layer, "is rolled along its channels", limit=True)
     rec.give(call.out, rec.ids(x).layers, like=x)
 
 
@@ -121,4 +121,4 @@ def by_memory(call: Call) -> None:
         call.rec.give(out, call.rec.ids(x).layers, like=x)
         return
     for tensor in call.tensors():
-        call.rec.freeze_all(tensor, "is addressed by memory strides")
+        call.rec.freeze_all(tensor, "is addressed by memory strides", limit=True)

@@ -39,7 +39,7 @@ def reduce(call: Call) -> None:
         return
     if len(call.tensors()) > 1:  # maximum(a, b) spelled max
         for tensor in call.tensors():
-            rec.freeze_all(tensor, f"goes through {call.name}")
+            rec.freeze_all(tensor, f"goes through {call.name}", limit=True)
         return
     dims = _dims(call, x)
     order = call.arg(1, "ord", 2) if call.name in ("linalg_vector_norm", "norm") else None
@@ -57,7 +57,7 @@ def reduce(call: Call) -> None:
         elif call.name in SUMS and order in (None, 1, 2, 1.0, 2.0):
             rec.read("zero", layer, [x])
         else:
-            rec.freeze(layer, f"is reduced by {call.name}")
+            rec.freeze(layer, f"is reduced by {call.name}", limit=True)
     for out in call.outputs():
         if out.ndim == x.ndim:
             rec.give(out, kept)
@@ -84,7 +84,7 @@ def along(call: Call) -> None:
         if x.ndim and layer.shape[dim] > 1:
             crossing = [d for d in range(layer.ndim) if layer.shape[d] > 1 and d != dim % x.ndim]
             if not crossing:
-                rec.freeze(layer, f"goes through {call.name.strip('_')} along its channels")
+                rec.freeze(layer, f"goes through {call.name.strip('_')} along its channels", limit=True)
                 continue
             layer = rec.line(layer, max(crossing, key=lambda d: rec.distinct(layer, d)))
         kept.append(layer)

@@ -182,7 +182,7 @@ def _getitem(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
             axis, out_axis = axis + 1, out_axis + 1
         else:
             axis += _width(item)
-            out_axis += 0 if isinstance(item, int) else item.ndim
+            out_axis += 0 if isinstance(item, int) else getattr(item, "ndim", 1)
     copy.args = (copy.args[0], tuple(new_items) if isinstance(given, tuple) else new_items[0])
     return _pick(cut, copy, later)
 
