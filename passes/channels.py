@@ -37,9 +37,9 @@ def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
     """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen."""
     recorder = ChannelRecorder(source, head_first=head_first)
     others = [ChannelRecorder(source.training, head_first=head_first, like=recorder)] if source.training else []
-    training = torch.is_grad_enabled()
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
     try:
         with torch.no_grad():
             for one in (recorder, *others):
@@ -47,7 +47,9 @@ def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
             settle([recorder, *others])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        torch.set_grad_enabled(training)
+        with torch.no_grad():
+            for buffer, before in buffers:  # a train-mode graph moves running statistics
+                buffer.copy_(before)
     return replace(recorder.facts(), training=others[0].facts() if others else None)
 
 
@@ -72,6 +74,7 @@ class ChannelRecorder(fx.Interpreter):
         self.reads: list[Read] = []
         self.works: list[Work] = []
         self.channels: dict[str, torch.Tensor] = {}
+        self._whole: set[str] = set()
         self.grouping_modes: dict[str, str] = {}
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
@@ -247,7 +250,9 @@ class ChannelRecorder(fx.Interpreter):
     def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
         origin = self.origin(weight)
         if origin is not None and origin[0] == "param" and origin[1] in self.params:
-            self.channels.setdefault(origin[1], channels)
+            if origin[1] not in self._whole:
+                self.channels[origin[1]] = channels
+                self._whole.add(origin[1])
             return
         ids = channels.numpy()
         for index in np.unique(self.space.owner_indices(ids)).tolist():  # rows of a weight that is used in parts
@@ -255,6 +260,8 @@ class ChannelRecorder(fx.Interpreter):
             if isinstance(owner, Axis) and owner.kind == "param":
                 own = ids[self.space.owner_indices(ids) == index]
                 known = self.channels.get(owner.name)
+                if owner.name in self._whole:
+                    continue  # counted as a whole already
                 both = own if known is None else np.union1d(known.numpy(), own)
                 self.channels[owner.name] = torch.from_numpy(np.unique(both))
 

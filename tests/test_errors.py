@@ -26,11 +26,7 @@ def test_all_lists_every_class_of_the_tree() -> None:
 
 def test_message_shows_the_parts_one_a_line() -> None:
     assert str(TgfxError("no good", **PARTS)) == (
-        "no good\n"
-        "  expected: a module\n"
-        "  found:    an int\n"
-        "  where:    transform(model)\n"
-        "  fix:      pass a module"
+        "no good\n  expected: a module\n  found:    an int\n  where:    transform(model)\n  fix:      pass a module"
     )
 
 
@@ -44,9 +40,7 @@ def test_an_empty_part_is_still_a_part() -> None:
 
 
 def test_part_of_several_lines_stays_aligned() -> None:
-    assert str(TgfxError("no good", where="a.py:1\nb.py:2")).endswith(
-        "  where:    a.py:1\n            b.py:2"
-    )
+    assert str(TgfxError("no good", where="a.py:1\nb.py:2")).endswith("  where:    a.py:1\n            b.py:2")
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

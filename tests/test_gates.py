@@ -87,9 +87,7 @@ class TestProposition1:
 
     @each_shape
     @given(st.integers(-(10**6), 10**6), st.floats(0.01, 0.99), st.integers(2, 6))
-    def test_both_bounds_hold_at_any_smooth_point(
-        self, name: str, cell: int, inside: float, digits: int
-    ) -> None:
+    def test_both_bounds_hold_at_any_smooth_point(self, name: str, cell: int, inside: float, digits: int) -> None:
         shape, closed_form, sup_g, sup_dg = SHAPES[name]
         M = 10.0**digits
         w = torch.tensor([(cell + inside) / M], dtype=torch.float64)
@@ -98,9 +96,7 @@ class TestProposition1:
         assert abs(grad - closed_form(w)[0]) <= sup_dg / M + ROUNDING
 
     @given(st.floats(-1e4, 1e4), st.sampled_from(MS), st.sampled_from([torch.float32, torch.float64]))
-    def test_value_bound_holds_everywhere_jumps_included(
-        self, w: float, M: float, dtype: torch.dtype
-    ) -> None:
+    def test_value_bound_holds_everywhere_jumps_included(self, w: float, M: float, dtype: torch.dtype) -> None:
         weight = torch.tensor([w], dtype=dtype)
         excess = trainable_gate(weight, M=M) - binary_gate(weight)
         assert 0 <= excess.item() <= 1 / M + torch.finfo(dtype).eps
@@ -132,9 +128,7 @@ class TestGradient:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("shape", ["constant", "sigmoid", "tanh"])
-    def test_low_precision_weights_neither_overflow_nor_lose_the_gradient(
-        self, dtype: torch.dtype, shape: str
-    ) -> None:
+    def test_low_precision_weights_neither_overflow_nor_lose_the_gradient(self, dtype: torch.dtype, shape: str) -> None:
         w = torch.linspace(-3, 3, 61).to(dtype)
         value, grad = value_and_grad(GateSettings(shape=shape), w)
         assert value.dtype is dtype
@@ -285,9 +279,7 @@ class TestPortability:
 
     @each_shape
     def test_compiles_without_a_graph_break(self, name: str) -> None:
-        gate = TrainableGate(
-            5, shape=SHAPES[name][0], init="random", generator=torch.Generator().manual_seed(0)
-        )
+        gate = TrainableGate(5, shape=SHAPES[name][0], init="random", generator=torch.Generator().manual_seed(0))
         torch.compiler.reset()
         compiled = torch.compile(gate, backend="eager", fullgraph=True)
         assert torch.equal(compiled(), gate())
@@ -341,9 +333,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("options", BAD.values(), ids=BAD.keys())
-@pytest.mark.parametrize(
-    "make", [GateSpec, lambda **options: TrainableGate(3, **options)], ids=["spec", "gate"]
-)
+@pytest.mark.parametrize("make", [GateSpec, lambda **options: TrainableGate(3, **options)], ids=["spec", "gate"])
 def test_bad_options_are_refused(make: Callable, options: dict) -> None:
     with pytest.raises(InputError) as caught:
         make(**options)

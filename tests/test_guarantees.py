@@ -563,18 +563,27 @@ MODED = {
 }  # fmt: skip
 
 
+TWO_GRAPHS = {"batch_norm", "own_branch", "export-DropPath"}
+
+
 @pytest.mark.parametrize("name", MODED)
 def test_modes_stay_switchable(name: str) -> None:
     model = randomised(MODED[name]().double())
     x = torch.randn(4, 3, 4, 4, dtype=torch.float64)
     gated = tgfx.transform(model.eval(), x)
-    compact = tgfx.shrink(gated)  # all gates open
+    if name in TWO_GRAPHS:  # cannot be one graph of torch's own layers: the user is told, and eval mode is exact
+        with pytest.warns(UserWarning, match="another path in train mode"):
+            compact = tgfx.shrink(gated)
+    else:
+        compact = tgfx.shrink(gated)  # all gates open
     for training in (True, False):
         model.train(training)
         torch.manual_seed(0)
         with torch.no_grad():
             expected = model(x)
         for what, other in (("gated", gated), ("compact", compact)):
+            if what == "compact" and training and name in TWO_GRAPHS:
+                continue
             other.train(training)
             torch.manual_seed(0)
             with torch.no_grad():

@@ -11,6 +11,7 @@ modes and the graphs are compared node by node:
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,7 +44,8 @@ def mode_readers() -> Iterator[set[type]]:
     readers: set[type] = set()
 
     def read(module: nn.Module) -> bool:
-        readers.add(type(module))
+        if not sys._getframe(1).f_code.co_filename.endswith("graph_module.py"):  # fx copies the flag of the root
+            readers.add(type(module))
         return module.__dict__["training"]
 
     def write(module: nn.Module, value: bool) -> None:
@@ -58,7 +60,7 @@ def mode_readers() -> Iterator[set[type]]:
 
 def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> bool:
     """Make `module` (captured in eval mode) right in train mode too; False if that takes two graphs."""
-    pairs = _paired(module.graph, training.graph)
+    pairs = _paired(module, training)
     if pairs is None:
         return False
     different = [(node, other) for node, other in pairs if _constants(node) != _constants(other)]
@@ -106,16 +108,26 @@ def _dropout_p(node: fx.Node) -> Any:
     return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
 
 
-def _paired(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]] | None:
-    left, right = _essential(graph), _essential(other)
+def _paired(module: fx.GraphModule, other: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]] | None:
+    left, right = _essential(module.graph), _essential(other.graph)
     if len(left) != len(right):
         return None
     partner: dict[fx.Node, fx.Node] = {}
     for a, b in zip(left, right, strict=True):
-        if a.op != b.op or str(a.target) != str(b.target) or not _same_inputs(a, b, partner):
+        same = str(a.target) == str(b.target) or _same_tensor(module, a, other, b)
+        if a.op != b.op or not same or not _same_inputs(a, b, partner):
             return None
         partner[a] = b
     return list(partner.items())
+
+
+def _same_tensor(module: fx.GraphModule, a: fx.Node, other: fx.GraphModule, b: fx.Node) -> bool:
+    """Constants made while tracing get a new name each time."""
+    if a.op != "get_attr" or b.op != "get_attr":
+        return False
+    left, right = operator.attrgetter(str(a.target))(module), operator.attrgetter(str(b.target))(other)
+    tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    return tensors and left.shape == right.shape and bool(torch.equal(left, right))
 
 
 def _essential(graph: fx.Graph) -> list[fx.Node]:

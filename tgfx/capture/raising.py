@@ -68,8 +68,17 @@ def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
         if node.op != "get_attr" or not path or not _has_module(model, path):
             continue
         layer = model.get_submodule(path)
+        if type(layer) is nn.modules.linear.NonDynamicallyQuantizableLinear:  # attention's name for a plain Linear
+            layer = _as_plain(layer, nn.Linear)
         if type(layer).__module__.startswith("torch.nn.") or isinstance(layer, nn.modules.batchnorm._BatchNorm):
             module.add_submodule(path, layer)
+
+
+def _as_plain(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """torch's own class around the very same tensors and settings."""
+    plain = kind.__new__(kind)
+    plain.__dict__.update(layer.__dict__)
+    return plain
 
 
 def _owner(module: nn.Module, arg: Any, attribute: str) -> str | None:
