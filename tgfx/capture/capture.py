@@ -74,14 +74,14 @@ def _in_both_modes(
     source = Source(module, args, kwargs, front_end)
     followed = FOLLOWING_LAYERS if front_end == "export" else ()
     if readers.difference(followed):
-        with _train_mode(model):
-            try:
+        training = None
+        try:
+            with _train_mode(model):
                 training = take()
-            except Exception as error:
-                reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
-                source.refusals.append(Refusal(reason, "forward", "training"))
-                return _finished(model, source)
-        if not merge_modes(module, training):
+        except Exception as error:
+            reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
+            source.refusals.append(Refusal(reason, "forward", "training", limit=True))
+        if training is not None and not merge_modes(module, training):
             source.training = _finished(model, Source(training, args, kwargs, front_end))
     return _finished(model, source)
 
