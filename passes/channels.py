@@ -7,7 +7,6 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.capture.tracer import has_state
-from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds, Work
-from tgfx.ir.ids import IdSpace, collapse, distinct_along
+from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
+from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ops import rule_for
@@ -29,8 +28,7 @@ from tgfx.ops.pointwise import pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.probe import survives_cut
-
-Origin = tuple[str, str, int]
+from tgfx.passes.recorder import Origin, RuleRecorder
 
 
 def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
@@ -61,32 +59,19 @@ def settle(recorders: list[ChannelRecorder]) -> None:
     recorders[0].freeze_untouched(touched)
 
 
-class ChannelRecorder(fx.Interpreter):
-    """Executes the graph and answers the operator rules (see tgfx.ops.registry.Recorder)."""
+class ChannelRecorder(RuleRecorder, fx.Interpreter):
+    """Executes the graph node by node and settles, after each, what the operator rules said."""
 
     def __init__(self, source: Source, *, head_first: bool, like: ChannelRecorder | None = None) -> None:
-        super().__init__(source.module)
-        self.source, self.head_first = source, head_first
-        self.space: IdSpace = like.space if like else IdSpace()
-        self.params: dict[str, TensorIds] = {}
-        self.buffers: dict[str, TensorIds] = {}
+        RuleRecorder.__init__(self, like.space if like else IdSpace(), head_first=head_first)
+        fx.Interpreter.__init__(self, source.module)
+        self.source = source
         self.nodes: dict[str, NodeIds] = {}
         self.reads: list[Read] = []
-        self.works: list[Work] = []
-        self.channels: dict[str, torch.Tensor] = {}
-        self._whole: set[str] = set()
-        self.grouping_modes: dict[str, str] = {}
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
-        self._node: fx.Node | None = None
-        self._op = ""
-        self._live: dict[int, tuple[torch.Tensor, TensorIds, Origin | None]] = {}
-        self._owned: dict[int, tuple[torch.Tensor, TensorIds, Origin | None]] = {}
-        self._pending: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
-        self._sized: list[torch.Tensor] = []
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
-        self._place: Refusal | None = None
         if like is None:
             self._own_parameters()
         else:  # another graph over the same tensors
@@ -169,115 +154,6 @@ class ChannelRecorder(fx.Interpreter):
 
     def _snapshot(self, tensor: torch.Tensor) -> TensorIds:
         return self.ids(tensor)
-
-    # -- what rules may ask and tell ---------------------------------------------------------------------------
-
-    def ids(self, tensor: torch.Tensor) -> TensorIds:
-        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
-        return entry[1] if entry else TensorIds(tuple(tensor.shape))
-
-    def origin(self, tensor: torch.Tensor) -> Origin | None:
-        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
-        return entry[2] if entry else None
-
-    def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
-        origin = self.origin(like) if like is not None else None
-        # a layer that is frozen throughout says as much as none
-        living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
-        known = TensorIds(tuple(tensor.shape), living)
-        if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
-            return
-        self._live[id(tensor)] = (tensor, known, origin)
-
-    def unite(self, a: torch.Tensor, b: torch.Tensor, *, quiet: bool = False) -> None:
-        self.space.unite(a.numpy(), b.numpy(), None if quiet else self.place())
-
-    def freeze(self, layer: torch.Tensor, reason: str, *, limit: bool = False) -> None:
-        self._freeze_ids(layer.reshape(-1).numpy(), reason, limit=limit)
-
-    def freeze_all(self, tensor: torch.Tensor, reason: str, *, limit: bool = False) -> None:
-        for layer in self.ids(tensor).layers:
-            self.freeze(layer, reason, limit=limit)
-
-    def fresh(self, size: int, kind: str, axis: int) -> torch.Tensor:
-        ids = self.space.fresh(size, Axis(kind, self._node.name if self._node else "", axis))
-        return torch.from_numpy(ids)
-
-    def line(self, layer: torch.Tensor, keep: int) -> torch.Tensor:
-        return collapse(self.space, layer, keep, self.place())
-
-    def distinct(self, layer: torch.Tensor, axis: int) -> int:
-        return distinct_along(self.space, layer, axis)
-
-    def same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        return a is b or bool((self.space.find(a.numpy()) == self.space.find(b.numpy())).all())
-
-    def vector(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """Ids along one axis as a flat vector; zeros (data) where there is no layer."""
-        axis %= max(tensor.ndim, 1)
-        size = tensor.shape[axis]
-        known = self.ids(tensor)
-        settled, on_axis = [], []
-        for layer in known.layers:
-            if layer.shape[axis] > 1:
-                if layer.numel() > layer.shape[axis]:
-                    layer = self.line(layer, axis)
-                if not self.space.is_frozen(layer.numpy()).all():
-                    on_axis.append(layer)
-            settled.append(layer)
-        if any(a is not b for a, b in zip(settled, known.layers, strict=True)):
-            self.give(tensor, settled, like=tensor)
-        if not on_axis:
-            return torch.zeros(size, dtype=torch.int64)
-        for extra in on_axis[1:]:
-            self.unite(on_axis[0], extra)
-        return on_axis[0].reshape(-1)
-
-    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None:
-        self._pending.append((kind, layer.reshape(-1), operands))
-
-    def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None:
-        vectors = []
-        for tensor, axis in axes:
-            axis %= tensor.ndim
-            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
-            if layers:
-                vectors.append(torch.stack([x.reshape(-1) for x in layers]))
-            else:
-                factor *= tensor.shape[axis]
-        self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
-
-    def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
-        origin = self.origin(weight)
-        if origin is not None and origin[0] == "param" and origin[1] in self.params:
-            if origin[1] not in self._whole:
-                self.channels[origin[1]] = channels
-                self._whole.add(origin[1])
-            return
-        ids = channels.numpy()
-        for index in np.unique(self.space.owner_indices(ids)).tolist():  # rows of a weight that is used in parts
-            owner = self.space.owners[index] if index >= 0 else None
-            if isinstance(owner, Axis) and owner.kind == "param":
-                own = ids[self.space.owner_indices(ids) == index]
-                known = self.channels.get(owner.name)
-                if owner.name in self._whole:
-                    continue  # counted as a whole already
-                both = own if known is None else np.union1d(known.numpy(), own)
-                self.channels[owner.name] = torch.from_numpy(np.unique(both))
-
-    def grouping(self, mode: str) -> None:
-        if self._node is not None:
-            self.grouping_modes[self._node.name] = mode
-
-    def sized(self, tensors: list[torch.Tensor]) -> None:
-        self._sized.extend(tensors)
-
-    def place(self) -> Refusal:
-        if self._place is None:
-            node = self._node
-            line = source_line(node) if node is not None else ""
-            self._place = Refusal("tied", node.name if node is not None else "", self._op, line)
-        return self._place
 
     # -- end of a node -----------------------------------------------------------------------------------------
 
@@ -427,10 +303,6 @@ class ChannelRecorder(fx.Interpreter):
         return owner if isinstance(owner, torch.Tensor) else None
 
     # -- helpers ---------------------------------------------------------------------------------------------------
-
-    def _freeze_ids(self, ids: np.ndarray, reason: str, *, limit: bool = False) -> None:
-        here = self.place()
-        self.space.freeze(ids, Refusal(reason, here.node, here.op, here.source, limit))
 
     def _module(self, n: fx.Node) -> nn.Module:
         return self.source.module.get_submodule(str(n.target))

@@ -23,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from tgfx._version import __version__
-from tgfx.api import cut_to, shrink_slots, transform
 from tgfx.errors import IgnoreError, InputError, PlanError
 from tgfx.gated import GatedModule
+from tgfx.shrinking import cut_to, shrink_slots
+from tgfx.transforming import transform
 
 FORMAT = 1
 PLAN, WEIGHTS = "plan.json", "weights.safetensors"

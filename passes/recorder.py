@@ -1,0 +1,148 @@
+"""What the channel analysis remembers while operator rules speak (see tgfx.ops.registry.Recorder)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import fx
+
+from tgfx.ir.facts import Axis, TensorIds, Work
+from tgfx.ir.ids import IdSpace, collapse, distinct_along
+from tgfx.ir.refusal import Refusal
+from tgfx.ir.source import source_line
+
+Origin = tuple[str, str, int]
+Entry = tuple[torch.Tensor, TensorIds, Origin | None]
+
+
+class RuleRecorder:
+    """Identities of live tensors, and what the rules said about the node that runs."""
+
+    def __init__(self, space: IdSpace, *, head_first: bool) -> None:
+        self.space, self.head_first = space, head_first
+        self.params: dict[str, TensorIds] = {}
+        self.buffers: dict[str, TensorIds] = {}
+        self.works: list[Work] = []
+        self.channels: dict[str, torch.Tensor] = {}
+        self.grouping_modes: dict[str, str] = {}
+        self._whole: set[str] = set()
+        self._node: fx.Node | None = None
+        self._op = ""
+        self._place: Refusal | None = None
+        self._live: dict[int, Entry] = {}  # by id of the tensor, which is kept alive along
+        self._owned: dict[int, Entry] = {}  # parameters and buffers
+        self._pending: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
+        self._sized: list[torch.Tensor] = []
+
+    def ids(self, tensor: torch.Tensor) -> TensorIds:
+        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
+        return entry[1] if entry else TensorIds(tuple(tensor.shape))
+
+    def origin(self, tensor: torch.Tensor) -> Origin | None:
+        entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
+        return entry[2] if entry else None
+
+    def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
+        origin = self.origin(like) if like is not None else None
+        # a layer that is frozen throughout says as much as none
+        living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
+        known = TensorIds(tuple(tensor.shape), living)
+        if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
+            return
+        self._live[id(tensor)] = (tensor, known, origin)
+
+    def unite(self, a: torch.Tensor, b: torch.Tensor, *, quiet: bool = False) -> None:
+        self.space.unite(a.numpy(), b.numpy(), None if quiet else self.place())
+
+    def freeze(self, layer: torch.Tensor, reason: str, *, limit: bool = False) -> None:
+        self._freeze_ids(layer.reshape(-1).numpy(), reason, limit=limit)
+
+    def freeze_all(self, tensor: torch.Tensor, reason: str, *, limit: bool = False) -> None:
+        for layer in self.ids(tensor).layers:
+            self.freeze(layer, reason, limit=limit)
+
+    def fresh(self, size: int, kind: str, axis: int) -> torch.Tensor:
+        ids = self.space.fresh(size, Axis(kind, self._node.name if self._node else "", axis))
+        return torch.from_numpy(ids)
+
+    def line(self, layer: torch.Tensor, keep: int) -> torch.Tensor:
+        return collapse(self.space, layer, keep, self.place())
+
+    def distinct(self, layer: torch.Tensor, axis: int) -> int:
+        return distinct_along(self.space, layer, axis)
+
+    def same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        return a is b or bool((self.space.find(a.numpy()) == self.space.find(b.numpy())).all())
+
+    def vector(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """Ids along one axis as a flat vector; zeros (data) where there is no layer."""
+        axis %= max(tensor.ndim, 1)
+        size = tensor.shape[axis]
+        known = self.ids(tensor)
+        settled, on_axis = [], []
+        for layer in known.layers:
+            if layer.shape[axis] > 1:
+                if layer.numel() > layer.shape[axis]:
+                    layer = self.line(layer, axis)
+                if not self.space.is_frozen(layer.numpy()).all():
+                    on_axis.append(layer)
+            settled.append(layer)
+        if any(a is not b for a, b in zip(settled, known.layers, strict=True)):
+            self.give(tensor, settled, like=tensor)
+        if not on_axis:
+            return torch.zeros(size, dtype=torch.int64)
+        for extra in on_axis[1:]:
+            self.unite(on_axis[0], extra)
+        return on_axis[0].reshape(-1)
+
+    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None:
+        self._pending.append((kind, layer.reshape(-1), operands))
+
+    def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None:
+        vectors = []
+        for tensor, axis in axes:
+            axis %= tensor.ndim
+            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
+            if layers:
+                vectors.append(torch.stack([x.reshape(-1) for x in layers]))
+            else:
+                factor *= tensor.shape[axis]
+        self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
+
+    def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
+        origin = self.origin(weight)
+        if origin is not None and origin[0] == "param" and origin[1] in self.params:
+            if origin[1] not in self._whole:
+                self.channels[origin[1]] = channels
+                self._whole.add(origin[1])
+            return
+        ids = channels.numpy()
+        for index in np.unique(self.space.owner_indices(ids)).tolist():  # rows of a weight that is used in parts
+            owner = self.space.owners[index] if index >= 0 else None
+            if isinstance(owner, Axis) and owner.kind == "param":
+                own = ids[self.space.owner_indices(ids) == index]
+                known = self.channels.get(owner.name)
+                if owner.name in self._whole:
+                    continue  # counted as a whole already
+                both = own if known is None else np.union1d(known.numpy(), own)
+                self.channels[owner.name] = torch.from_numpy(np.unique(both))
+
+    def grouping(self, mode: str) -> None:
+        if self._node is not None:
+            self.grouping_modes[self._node.name] = mode
+
+    def sized(self, tensors: list[torch.Tensor]) -> None:
+        self._sized.extend(tensors)
+
+    def place(self) -> Refusal:
+        if self._place is None:
+            node = self._node
+            line = source_line(node) if node is not None else ""
+            self._place = Refusal("tied", node.name if node is not None else "", self._op, line)
+        return self._place
+
+    def _freeze_ids(self, ids: np.ndarray, reason: str, *, limit: bool = False) -> None:
+        here = self.place()
+        self.space.freeze(ids, Refusal(reason, here.node, here.op, here.source, limit))

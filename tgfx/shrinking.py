@@ -1,0 +1,160 @@
+"""The second half of the pipeline: from gates to a smaller model, with a proof."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from tgfx.errors import EmptyGroupError, InputError, VerificationError
+from tgfx.gated import GatedModule
+from tgfx.ir.source import tensors_in
+from tgfx.passes.cut import cut
+from tgfx.passes.dead_branches import DeadBranches, dead_branches
+from tgfx.passes.survivors import Survivors
+from tgfx.rng import untouched_rng
+from tgfx.verify import close, first_difference
+
+
+def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
+    """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
+
+    round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
+    the gated model on the example before it is returned (verify=False skips that).
+    """
+    if not isinstance(gated, GatedModule):
+        raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+    return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
+
+
+def shrink_slots(gated: GatedModule, round_to: int | None) -> np.ndarray:
+    """Which slots of the gate bank stay."""
+    return gated.open_slots() if round_to is None else _rounded(gated, round_to)
+
+
+def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx.GraphModule:
+    """Cut a gated model to these slots; its gates are not touched."""
+    facts = gated.facts
+    if facts.source.training is not None:
+        warnings.warn(
+            f"{facts.model_name} takes another path in train mode (an auxiliary output, say); "
+            "the compact model keeps the eval path in both modes",
+            stacklevel=3,
+        )
+    with untouched_rng(), torch.no_grad():
+        tensors = dict(gated.named_parameters(remove_duplicate=False))
+        tensors.update(gated.named_buffers(remove_duplicate=False))
+        survivors = Survivors(facts.channels, facts.coupling, opened)
+        compact = cut(facts.source, facts.channels, survivors, tensors, _dead(gated, survivors, opened))
+        for name, module in gated.named_modules():
+            if name and _has_module(compact, name):
+                compact.get_submodule(name).training = module.training
+        compact.training = gated.training
+        if verify:
+            _verify(gated, compact, survivors, opened)
+    return compact
+
+
+def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
+    """Run both on the example; a cut that changes the output is never handed out."""
+    source = gated.facts.source
+    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
+        like = next(gated.parameters())
+        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
+        expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        try:
+            found = tensors_in(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        except Exception as error:
+            found, cause = [], error
+        else:
+            cause = None
+        if len(expected) == len(found) and all(map(close, expected, found)):
+            return
+        inputs = [_like(value, like) for value in source.flat_inputs()]
+        place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs)
+    raise VerificationError(
+        "the cut model does not compute what the gated one does; it is not handed out",
+        expected="equal outputs on the example",
+        found=f"first difference at {place}",
+        fix="please report this model: a rule of tgfx is wrong",
+    ) from cause
+
+
+def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
+    """Groups without an open gate: the branches they take along, or an error if they cannot go as a whole."""
+    facts = gated.facts
+    empty = [g for g in facts.coupling.groups if not opened[g.start : g.start + g.size].any()]
+    if not empty:
+        return DeadBranches()
+    dead = dead_branches(facts.source, facts.channels, survivors)
+    if dead.stuck is not None:
+        raise EmptyGroupError(
+            f"all {empty[0].size} gates of group '{empty[0].name}' are closed",
+            expected="at least one open channel, or a branch that can disappear as a whole",
+            found=f"none, and {dead.stuck}",
+            where=", ".join(str(m) for m in empty[0].members[:4]),
+            fix="open the best one again, or use a weaker budget",
+        )
+    return dead
+
+
+def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
+    """Revive the best of the dead until every group's size is a multiple (or whole)."""
+    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
+        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
+    opened = gated.open_slots().copy()
+    for group in gated.facts.coupling.groups:
+        own = opened[group.start : group.start + group.size]
+        count = int(own.sum())
+        target = min(group.size, -(-count // multiple) * multiple)
+        weight = gated.gates[group.name].weight.detach().cpu().numpy()
+        order = sorted(np.flatnonzero(~own), key=lambda i: (-weight[i], i))
+        own[order[: target - count]] = True
+    return opened
+
+
+@contextmanager
+def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
+    """Hold the gates at an assignment for a while."""
+    saved = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
+    try:
+        for group in gated.facts.coupling.groups:
+            wanted = torch.from_numpy(opened[group.start : group.start + group.size].copy())
+            gate = gated.gates[group.name]
+            if not torch.equal(gate.is_open().cpu(), wanted):
+                gate.set_open_(wanted.to(gate.weight.device))
+        yield
+    finally:
+        for name, weight in saved.items():
+            gated.gates[name].weight.data.copy_(weight)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
+
+
+def _has_module(module: nn.Module, name: str) -> bool:
+    try:
+        module.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
