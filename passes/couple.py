@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -16,7 +17,7 @@ from tgfx.ir.facts import Axis, ChannelMap
 from tgfx.ir.refusal import Refusal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Channels that one gate vector decides on (or that are kept: `frozen` says why).
 
@@ -37,6 +38,30 @@ class Group:
         """The operators that tie the members, most telling first."""
         seen = dict.fromkeys(tie.op for tie in self.ties)
         return ", ".join(seen) if seen else "none"
+
+
+class Groups(tuple[Group, ...]):
+    """All groups in order; one can also be had by name, as from a dict."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for group in self:
+            if group.name == key:
+                return group
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return any(group is key or group.name == key for group in self)
+
+    def keys(self) -> list[str]:
+        return [group.name for group in self]
+
+    def values(self) -> list[Group]:
+        return list(self)
+
+    def items(self) -> list[tuple[str, Group]]:
+        return [(group.name, group) for group in self]
 
 
 @dataclass(frozen=True)

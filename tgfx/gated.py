@@ -19,7 +19,7 @@ from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.source import Source
 from tgfx.passes.cost import KINDS, CostModel
-from tgfx.passes.couple import Coupling, Group
+from tgfx.passes.couple import Coupling, Groups
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
 from tgfx.passes.place import Placement
@@ -82,9 +82,9 @@ class GatedModule(fx.GraphModule):
         return self.bank.gates()
 
     @property
-    def groups(self) -> dict[str, Group]:
-        """Group name -> Group, the frozen ones (with their reason) after those that have gates."""
-        return {g.name: g for g in (*self.facts.coupling.groups, *self.facts.coupling.frozen)}
+    def groups(self) -> Groups:
+        """Every Group, also by name; the frozen ones (with their reason) after those that have gates."""
+        return Groups((*self.facts.coupling.groups, *self.facts.coupling.frozen))
 
     def open_slots(self) -> np.ndarray:
         return self.bank.is_open().cpu().numpy()

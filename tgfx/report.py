@@ -36,7 +36,7 @@ class Report:
                 "flops_per_channel": share.get(g.name, 0.0) / g.size,
                 "frozen": str(g.frozen) if g.frozen else "",
             }
-            for g in self.gated.groups.values()
+            for g in self.gated.groups
         ]
 
     def totals(self) -> dict[str, tuple[float, float]]:
@@ -78,11 +78,11 @@ def _layers(group: Group, most: int = 4) -> str:
 def explain(gated: GatedModule, name: str) -> str:
     """Text about a group, a layer or a parameter."""
     about = [
-        g for g in gated.groups.values()
+        g for g in gated.groups
         if g.name == name or any(m.name == name or m.name.rpartition(".")[0] == name for m in g.members)
     ]  # fmt: skip
     if not about:
-        known = dict.fromkeys(m.name.rpartition(".")[0] for g in gated.groups.values() for m in g.members)
+        known = dict.fromkeys(m.name.rpartition(".")[0] for g in gated.groups for m in g.members)
         raise InputError(
             f"nothing to explain about {name!r}",
             expected="a layer, parameter or group of the model",
