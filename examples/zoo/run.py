@@ -60,7 +60,7 @@ def names(patterns: Sequence[str]) -> Iterator[str]:
 def checked(wanted: Sequence[str], workers: int) -> Iterator[Verdict]:
     """Verdicts as they come. A worker process that dies takes only its own model along."""
     left = dict.fromkeys(wanted)
-    with ProcessPoolExecutor(workers, max_tasks_per_child=16) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(verdict_of, name): name for name in wanted}
         for future in as_completed(futures):
             with suppress(BrokenProcessPool):

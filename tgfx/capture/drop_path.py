@@ -88,7 +88,8 @@ def drop_probability(layer: nn.Module, rank: int) -> float | None:
     names = [name for name, _ in seen]
     if names[1:] != ["bernoulli_", "div_", "mul"] or names[0] not in ("new_empty", "empty"):
         return None
-    noise, keep, divisor = seen[1][1][0], seen[1][1][1], seen[2][1][1]
+    noise, divisor = seen[1][1][0], seen[2][1][1]
+    keep = seen[1][1][1] if len(seen[1][1]) > 1 else 0.5  # arguments at their default are not passed on
     per_sample = tuple(noise.shape) == (3,) + (1,) * (rank - 1)
     divided = float(divisor) if not isinstance(divisor, torch.Tensor) else float(divisor.item())
     if not per_sample or abs(divided - keep) > 1e-12:
