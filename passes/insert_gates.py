@@ -80,7 +80,8 @@ class _Writer:
         self.graph._codegen = source.module.graph._codegen
         self.copies: dict[fx.Node, fx.Node] = {}
         self.by_name = {node.name: node for node in source.module.graph.nodes}
-        self.parameters = dict(source.module.named_parameters(remove_duplicate=False))
+        self.parameters: dict[str, torch.Tensor] = dict(source.module.named_parameters(remove_duplicate=False))
+        self.parameters.update(source.module.named_buffers(remove_duplicate=False))
         first: dict[int, str] = {}
         for name, parameter in self.parameters.items():
             first.setdefault(id(parameter), name)

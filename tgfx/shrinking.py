@@ -14,12 +14,13 @@ from torch import Tensor, fx, nn
 
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule
+from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
 from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
-from tgfx.verify import close, first_difference
+from tgfx.verify import first_difference
 
 
 def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:

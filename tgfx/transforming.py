@@ -24,6 +24,7 @@ from tgfx.errors import (
 )
 from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
+from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
@@ -33,7 +34,6 @@ from tgfx.passes.couple import couple
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.rng import untouched_rng
-from tgfx.verify import close
 
 Ignore = str | type | nn.Module
 

@@ -21,6 +21,7 @@ from tgfx.capture.modes import FOLLOWING_LAYERS, merge_modes, mode_readers
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
+from tgfx.ir.compare import close
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
 
@@ -71,19 +72,75 @@ def _in_both_modes(
     """Captured in eval mode, and in train mode too where the code asks for the mode."""
     with mode_readers() as readers:
         module = take()
+    if front_end == "fx":
+        return (
+            _captured_again(model, args, kwargs, front_end, module, take)
+            if readers
+            else _source(model, module, args, kwargs)
+        )
+    if not readers.difference(FOLLOWING_LAYERS):
+        return _source(model, module, args, kwargs, front_end)
+    # A second export is slow. Often the layers alone make the difference between the modes: then one graph does.
+    untouched = _copied(module, model)
+    source = _source(model, module, args, kwargs, front_end)
+    if behaves_alike(model, source.module, args, kwargs):
+        return source
+    return _captured_again(model, args, kwargs, front_end, untouched, take)
+
+
+def _source(
+    model: nn.Module, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], front_end: str = "fx"
+) -> Source:
+    return _finished(model, Source(module, args, kwargs, front_end))
+
+
+def _copied(module: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
+    graph = fx.Graph()
+    result = graph.graph_copy(module.graph, {})
+    graph.output(result)
+    graph._codegen = module.graph._codegen
+    return fx.GraphModule(model, graph, class_name=type(model).__name__)
+
+
+def _captured_again(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    front_end: str,
+    module: fx.GraphModule,
+    take: Callable[[], fx.GraphModule],
+) -> Source:
+    """Capture in train mode as well, and make one graph of both, or keep two."""
     source = Source(module, args, kwargs, front_end)
-    followed = FOLLOWING_LAYERS if front_end == "export" else ()
-    if readers.difference(followed):
-        training = None
-        try:
-            with _train_mode(model):
-                training = take()
-        except Exception as error:
-            reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
-            source.refusals.append(Refusal(reason, "forward", "training", limit=True))
-        if training is not None and not merge_modes(module, training):
-            source.training = _finished(model, Source(training, args, kwargs, front_end))
+    training = None
+    try:
+        with _train_mode(model):
+            training = take()
+    except Exception as error:
+        reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
+        source.refusals.append(Refusal(reason, "forward", "training", limit=True))
+    if training is not None and not merge_modes(module, training):
+        source.training = _finished(model, Source(training, args, kwargs, front_end))
     return _finished(model, source)
+
+
+def behaves_alike(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether model and graph do the same in train mode: outputs, statistics and the random numbers they drew."""
+    seen = []
+    for one in (model, graph):
+        try:
+            with _train_mode(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+                graph.train()
+                torch.manual_seed(0)
+                outputs = tensors_in(one(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+                buffers = [buffer.clone() for buffer in model.buffers()]
+                seen.append([*outputs, *buffers, torch.get_rng_state()])
+        except Exception:
+            return False
+        finally:
+            graph.eval()
+    left, right = seen
+    return len(left) == len(right) and all(a.shape == b.shape and close(a, b) for a, b in zip(left, right, strict=True))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from typing import Any
 
@@ -29,6 +30,7 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         warnings.simplefilter("ignore")
         module = program.module(check_guards=False)
     graph = module.graph
+    _bring_constants(module, model)
     own = fx.GraphModule(model, graph, class_name=type(model).__name__)
     for node in list(graph.nodes):
         if node.op == "call_module" and str(node.target).startswith("_guards"):
@@ -36,6 +38,22 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         elif node.op == "call_function" and node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)  # would forbid .double() and other devices
     return own
+
+
+def _bring_constants(module: fx.GraphModule, model: nn.Module) -> None:
+    """Constants that torch.export lifted out of the code become buffers of our copy of the model."""
+    known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for node in module.graph.nodes:
+        if node.op != "get_attr" or str(node.target) in known:
+            continue
+        value = operator.attrgetter(str(node.target))(module)
+        if isinstance(value, torch.Tensor):
+            name, count = "lifted_constant_0", 0
+            while hasattr(model, name):
+                count += 1
+                name = f"lifted_constant_{count}"
+            model.register_buffer(name, value.detach(), persistent=False)
+            node.target = name
 
 
 def _can_widen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
