@@ -23,7 +23,8 @@ from tgfx.passes.dead_branches import DeadBranches, parameters_of
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg,
+    operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
+    operator.floordiv, operator.truediv, operator.mod, operator.neg,
     operator.pow, operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge, min, max, int, float,
 }  # fmt: skip
 

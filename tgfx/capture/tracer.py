@@ -24,6 +24,25 @@ _TRANSFORMER = (
 )
 
 
+class InPlaceProxy(fx.Proxy):
+    """`x += y` stays in place: plain fx makes it `x = x + y`, which is slower, and wrong if x has another name."""
+
+    def _in_place(self, function: Callable, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
+
 class GateTracer(fx.Tracer):
     """Traces a model; records where it fails so that the caller may keep that submodule closed."""
 
@@ -60,6 +79,9 @@ class GateTracer(fx.Tracer):
                 arg.node.args = (value,)
             args[index] = value
         return fn, args
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Note the user's line: far cheaper than a whole stack trace per node."""
