@@ -193,7 +193,7 @@ def test_budget_outside_its_range(gated: tgfx.GatedModule, share) -> None:
 
 @pytest.mark.parametrize("share", [1, 1.0, 0.5, 1e-9])
 def test_budget_in_its_range(gated: tgfx.GatedModule, share) -> None:
-    assert gated.budget_loss(flops=share).shape == ()
+    assert gated.budget_loss(flops=share, weight=1.0).shape == ()
 
 
 def test_no_budget_at_all(gated: tgfx.GatedModule) -> None:

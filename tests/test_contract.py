@@ -26,14 +26,22 @@ from tgfx.passes.survivors import Survivors
 ROOT = Path(__file__).parent.parent
 
 PUBLIC = [
+    "Budget",
+    "BudgetController",
+    "Finished",
     "GateSpec",
     "GatedModule",
     "Group",
     "Refusal",
+    "Schedule",
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "check_optimizer",
+    "finish",
     "load_plan",
+    "param_groups",
+    "recalibrate",
     "save_plan",
     "shrink",
     "transform",
@@ -49,7 +57,7 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "cost", "cost_expr", "explain", "gates", "groups", "marginal",
+        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups", "marginal",
         "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 

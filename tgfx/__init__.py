@@ -1,6 +1,7 @@
 """tgfx: plug-in, trainable gates for any PyTorch model."""
 
 from tgfx._version import __version__
+from tgfx.budget import Budget
 from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
@@ -8,17 +9,30 @@ from tgfx.ir.refusal import Refusal
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
 from tgfx.shrinking import shrink
+from tgfx.training.controller import BudgetController
+from tgfx.training.finish import Finished, finish
+from tgfx.training.optimizers import check_optimizer, param_groups
+from tgfx.training.recalibrate import recalibrate
+from tgfx.training.schedule import Schedule
 from tgfx.transforming import transform
 
 __all__ = [
+    "Budget",
+    "BudgetController",
+    "Finished",
     "GateSpec",
     "GatedModule",
     "Group",
     "Refusal",
+    "Schedule",
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "check_optimizer",
+    "finish",
     "load_plan",
+    "param_groups",
+    "recalibrate",
     "save_plan",
     "shrink",
     "transform",

@@ -14,10 +14,12 @@ __all__ = [
     "InputError",
     "LazyModuleError",
     "NothingToGateError",
+    "OptimizerError",
     "PassError",
     "PlanError",
     "StrictError",
     "TgfxError",
+    "TrainingError",
     "VerificationError",
 ]
 
@@ -88,6 +90,14 @@ class BudgetError(TgfxError, ValueError):
 
 class EmptyGroupError(TgfxError, ValueError):
     """Every gate of a group is closed and the model cannot do without the group."""
+
+
+class OptimizerError(TgfxError, ValueError):
+    """The optimizer does not belong to the gated model."""
+
+
+class TrainingError(TgfxError, RuntimeError):
+    """Training cannot go on: no data, a loss that is not finite, a checkpoint of another model."""
 
 
 class PlanError(TgfxError, ValueError):

@@ -13,18 +13,20 @@ from torch import Tensor, fx, nn
 from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GateBank
-from tgfx.errors import BudgetError, InputError
+from tgfx.budget import Budget, check_kind
+from tgfx.errors import InputError
 from tgfx.gates import TrainableGate
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.source import Source
-from tgfx.passes.cost import KINDS, CostModel
+from tgfx.passes.cost import CostModel
 from tgfx.passes.couple import Coupling, Groups
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
 from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
 from tgfx.report import Report, explain
+from tgfx.training.controller import BudgetController
 
 
 @dataclass
@@ -105,7 +107,7 @@ class GatedModule(fx.GraphModule):
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
         as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels.
         """
-        return self.facts.cost.evaluate(_known_kind(kind), self.bank(), self._gone())
+        return self.facts.cost.evaluate(check_kind(kind), self.bank(), self._gone())
 
     def _gone(self) -> frozenset[str]:
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
@@ -119,20 +121,20 @@ class GatedModule(fx.GraphModule):
 
     def total(self, kind: str = "flops") -> float:
         """The cost with all gates open."""
-        return self.facts.cost.total(_known_kind(kind))
+        return self.facts.cost.total(check_kind(kind))
 
     def ratio(self, kind: str = "flops") -> Tensor:
         return self.cost(kind) / self.total(kind)
 
     def cost_expr(self, kind: str = "flops") -> sympy.Expr:
         """The cost as a polynomial in n[group], the number of open gates of each group."""
-        return self.facts.cost.expression(_known_kind(kind))
+        return self.facts.cost.expression(check_kind(kind))
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:
         """Per gate: how much the cost changes with each of its channels."""
         bank = self.bank().detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(_known_kind(kind), bank), bank)
+            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(check_kind(kind), bank), bank)
         return {g.name: gradient[g.start : g.start + g.size] for g in self.facts.coupling.groups}
 
     def cheapest(self, kind: str = "flops") -> float:
@@ -141,24 +143,47 @@ class GatedModule(fx.GraphModule):
         bank[-1] = 1
         for group in self.facts.coupling.groups:
             bank[group.start] = 1
-        return float(self.facts.cost.evaluate(_known_kind(kind), bank)) / self.total(kind)
+        return float(self.facts.cost.evaluate(check_kind(kind), bank)) / self.total(kind)
 
-    def budget_loss(self, *, weight: float = 1.0, **budgets: float) -> Tensor:
-        """weight * sum over kinds of (rho - C / C_tot)^2 (paper eq. 8)."""
-        if not budgets:
-            raise BudgetError("no budget given", expected="e.g. budget_loss(flops=0.5)", found="nothing")
+    def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
+        """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
+
+        With `weight`, it is the paper's rule: weight * eq. 8, and the optimizer moves the gates. Without, a controller
+        moves them after each step of the optimizer that holds them, to the budget within `steps` (default 1,000)
+        optimizer steps and exactly there from then on; the value is then for the log.
+        """
+        budget = Budget.of(budgets)
+        if weight is not None:
+            return weight * self._distance(budget)
+        if not (self.training and torch.is_grad_enabled()):
+            return self._distance(budget)
+        controller = self._controlled(budget, steps)
+        controller.asked()
+        if not controller.driving:
+            return self._distance(budget)
+        # the controller's evidence is the gradient of the task alone
+        return self._distance(budget).detach() + 0 * self.bank().sum()
+
+    def _distance(self, budget: Budget) -> Tensor:
         loss = torch.zeros((), device=self.bank.is_open().device)
-        for kind, rho in budgets.items():
-            _known_kind(kind)
-            if not isinstance(rho, int | float) or isinstance(rho, bool) or not 0 < rho <= 1:
-                raise BudgetError(
-                    f"budget {kind}={rho!r} cannot be met",
-                    expected="a share of the whole, more than 0 and at most 1",
-                    found=repr(rho),
-                    fix=f"budget_loss({kind}=0.5) keeps half",
-                )
+        for kind, rho in budget.items():
             loss = loss + (rho - self.ratio(kind).float()) ** 2
-        return weight * loss
+        return loss
+
+    def _controlled(self, budget: Budget, steps: int | None) -> BudgetController:
+        """The controller for this budget, made at the first call."""
+        controller = self.controller
+        if controller is None or controller.budget != budget:
+            if controller is not None:
+                controller.close()
+            controller = BudgetController(self, budget, **({} if steps is None else {"steps": steps}))
+            self.__dict__["_controller"] = controller
+        return controller
+
+    @property
+    def controller(self) -> BudgetController | None:
+        """What moves the gates, if `budget_loss` without a weight has been asked for."""
+        return self.__dict__.get("_controller")
 
     # -- copies ---------------------------------------------------------------------------------------------
 
@@ -213,12 +238,6 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
         if not hasattr(gated, key):
             setattr(gated, key, value)
     return gated
-
-
-def _known_kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join(KINDS), found=repr(kind))
-    return kind
 
 
 __all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError"]

@@ -70,6 +70,13 @@ class Report:
         printer.text(str(self))
 
 
+def render(table: Table) -> str:
+    """A rich table as plain text."""
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(table)
+    return out.getvalue()
+
+
 def _layers(group: Group, most: int = 4) -> str:
     layers = list(dict.fromkeys(m.name.rpartition(".")[0] or m.name for m in group.members))
     return ", ".join(layers[:most]) + (f", and {len(layers) - most} more" if len(layers) > most else "")
@@ -115,4 +122,4 @@ def _role(group: Group, name: str) -> str:
     return "axis " + ", ".join(sorted({f"{m.name.rpartition('.')[2]}[{m.axis}]" for m in axes})) + " of"
 
 
-__all__ = ["FLOPS_NOTE", "Report", "explain"]
+__all__ = ["FLOPS_NOTE", "Report", "explain", "render"]

@@ -1,0 +1,234 @@
+"""The default rule: from the gradients of each step to gates that meet the budget.
+
+It stays the paper's method: deterministic gates, moved by the gradient of task loss + budget. Two things differ from
+plain descent on eq. 8. The gradient of a gate is the slope between its two states (tgfx.training.evidence) instead of
+the derivative at one of them, and both terms are divided by what the gate costs. The budget's part is then the same
+number for all gates, the multiplier λ, and the λ that meets the target can be solved for instead of tuned:
+
+    w ← rise of the loss when closed / marginal cost − λ,      open where w > 0
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tgfx.budget import Budget
+from tgfx.errors import BudgetError, InputError
+from tgfx.training.evidence import Evidence
+from tgfx.training.optimizers import not_held
+from tgfx.training.schedule import Phase, Schedule
+from tgfx.training.selection import Prices, cheapest, close_worst, land, protected
+from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
+
+if TYPE_CHECKING:
+    from tgfx.gated import GatedModule
+
+STEPS = 1000  # optimizer steps in which the budget is reached and settled, where nobody says how many there will be
+UPDATES = 200  # times that gates are chosen anew, at most
+SAMPLES = 32  # batch size to assume where it cannot be seen (a compiled model)
+FLOOR = 0.02  # share of every group that stays open
+STALL = 50  # steps without any gradient after which to warn
+
+
+class BudgetController:
+    """Watches optimizer steps and moves the gates after each; the optimizer's own step on the gates is undone.
+
+    It needs no call in the training loop: it sees every step of an optimizer that holds the gates. `close()` ends it.
+    """
+
+    def __init__(
+        self,
+        gated: GatedModule,
+        budget: Mapping[str, float],
+        *,
+        steps: int = STEPS,
+        schedule: Schedule | None = None,
+        floor: float = FLOOR,
+        batch_size: int | None = None,
+    ) -> None:
+        self.budget = Budget.of(budget)
+        self.schedule = schedule or Schedule(steps)
+        if not 0 <= floor <= 1:
+            raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
+        self.floor = floor
+        check_feasible(gated, self.budget, floor)
+        self.taken = 0
+        self.multiplier = 0.0
+        self.batch_size = batch_size
+        self.every = max(1, self.schedule.steps // UPDATES)
+        device = next(iter(gated.gates.values())).weight.device
+        memory = max(4.0, 0.05 * self.schedule.steps)
+        self.evidence = Evidence(gated.facts.coupling.slots, memory=min(memory, 200.0), device=device)
+        self._gated = weakref.ref(gated)
+        self._before: Tensor | None = None
+        self._samples = 0
+        self._silent = 0
+        self._weights_only = 0
+        self._asked = 0
+        self._pressure = {kind: 1.0 for kind in self.budget}
+        self._hooks = [
+            register_optimizer_step_pre_hook(_weakly(self, "before_step")),
+            register_optimizer_step_post_hook(_weakly(self, "after_step")),
+            gated.register_forward_pre_hook(_weakly(self, "_count_samples"), with_kwargs=True),
+        ]
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def gated(self) -> GatedModule:
+        gated = self._gated()
+        if gated is None:
+            raise ReferenceError("the gated model is gone")
+        return gated
+
+    @property
+    def phase(self) -> Phase:
+        return self.schedule.phase(self.taken)
+
+    @property
+    def driving(self) -> bool:
+        """Whether a step has been seen, so that gates are moved here and not by the optimizer."""
+        return self.taken > 0
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """What the ratios should be now, on the way from 1 to the budget."""
+        return {kind: self.schedule.target(self.taken, share) for kind, share in self.budget.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "budget": dict(self.budget),
+            "taken": self.taken,
+            "multiplier": self.multiplier,
+            "pressure": dict(self._pressure),
+            "evidence": self.evidence.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["budget"] != dict(self.budget):
+            raise BudgetError(
+                "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
+            )
+        self.taken, self.multiplier = state["taken"], state["multiplier"]
+        self._pressure = dict(state["pressure"])
+        self.evidence.load_state_dict(state["evidence"])
+
+    def close(self) -> None:
+        """Stop watching; the gates stay as they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # -- what happens at a step -----------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if not self._holds_gates(optimizer):
+            self._weights_only += 1
+            return
+        self._weights_only = self._asked = 0
+        self._before = gate_weights(self.gated)
+
+    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if self._before is None or not self._holds_gates(optimizer):
+            return
+        weights, self._before = self._before, None
+        self._watch()
+        if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
+            weights = self._chosen(self.targets, exactly=False)
+        entered = self.phase
+        self.taken += 1
+        if self.phase == "hold" and entered != "hold":
+            weights = self._chosen(dict(self.budget), exactly=True)
+        set_gate_weights_(self.gated, weights)
+
+    def _holds_gates(self, optimizer: Optimizer) -> bool:
+        gate = next(iter(self.gated.gates.values())).weight
+        return any(p is gate for group in optimizer.param_groups for p in group["params"])
+
+    def asked(self) -> None:
+        """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
+        self._asked += 1
+        if self._asked > 3 and self._weights_only > 2 and not self.driving:
+            names = [
+                n for n, p in self.gated.named_parameters() if any(p is g.weight for g in self.gated.gates.values())
+            ]
+            raise not_held(self.gated, names)
+
+    def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        first = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim), None)
+        if first is not None:
+            self._samples += first.shape[0]
+
+    def _watch(self) -> None:
+        gradient = gate_gradients(self.gated)
+        samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            samples *= torch.distributed.get_world_size()
+        useful = gradient is not None and bool(gradient.any()) and self.evidence.update(gradient, samples)
+        self._silent = 0 if useful else self._silent + 1
+        if self._silent == STALL:
+            warnings.warn(
+                f"no gradient has reached the gates for {STALL} steps: gates are closed blindly. Does the loss come "
+                "from the gated model, in train mode, and is backward() called before the optimizer's step?",
+                stacklevel=4,
+            )
+
+    def _chosen(self, targets: Mapping[str, float], *, exactly: bool) -> Tensor:
+        """New latent weights: score minus λ."""
+        gated, prices = self.gated, Prices(self.gated)
+        opened = torch.from_numpy(gated.open_slots()).to(self.evidence.first.device)
+        for kind, target in targets.items():  # the kind that is further from its target weighs more
+            self._pressure[kind] *= math.exp(prices.ratio(kind, opened) - target)
+        price = sum(self._pressure[kind] * prices.marginal(kind, opened) for kind in targets)
+        assert isinstance(price, Tensor)
+        scores = self.evidence.rise(opened) / price.clamp(min=1e-12)
+        keep = protected(gated, scores, self.floor)
+        chosen, threshold = close_worst(prices, scores, keep, targets)
+        if exactly:
+            chosen = land(prices, chosen, scores, targets)
+        self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
+        return latent(scores, chosen)
+
+
+def latent(scores: Tensor, opened: Tensor) -> Tensor:
+    """Latent weights in the order of the scores, of size about 1, positive exactly where a gate is open."""
+    centred = scores - (scores[opened].min() if bool(opened.any()) else scores.max())
+    scale = centred.abs().median().clamp(min=1e-30)
+    distance = (centred.abs() / scale).clamp(min=1e-3, max=1e3)
+    return torch.where(opened, distance, -distance)
+
+
+def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0) -> None:
+    """Refuse a budget that no assignment of the gates can meet."""
+    for kind, share in budget.items():
+        least = cheapest(gated, kind, floor)
+        if share < least:
+            raise BudgetError(
+                f"budget {kind}={share:g} cannot be met: what has no gate, and the last channels, cost more",
+                expected=f"{kind} of at least {least:.4f}",
+                found=f"{share:g}",
+                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
+            )
+
+
+def _weakly(controller: BudgetController, method: str) -> Any:
+    """Hooks live as long as the process or the model: they must not keep the controller alive."""
+    own = weakref.ref(controller)
+
+    def hook(*args: Any) -> None:
+        alive = own()
+        if alive is not None and alive._gated() is not None:
+            getattr(alive, method)(*args)
+
+    return hook

@@ -1,0 +1,125 @@
+"""The end of training: land exactly on the budget, cut, and say what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from rich.table import Table
+from torch import Tensor, fx
+
+from tgfx.budget import Budget
+from tgfx.errors import BudgetError, InputError
+from tgfx.passes.cost import KINDS
+from tgfx.report import FLOPS_NOTE, render
+from tgfx.shrinking import shrink
+from tgfx.training.controller import check_feasible
+from tgfx.training.selection import Prices, close_worst, land, protected
+from tgfx.training.vectors import gate_weights
+
+if TYPE_CHECKING:
+    from tgfx.gated import GatedModule
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The shrunk model and what it costs; `print` it."""
+
+    model: fx.GraphModule
+    budget: Budget
+    before: dict[str, float]
+    after: dict[str, float]
+    moved: int
+
+    def ratio(self, kind: str) -> float:
+        return self.after[kind] / self.before[kind]
+
+    def __str__(self) -> str:
+        table = Table(title="finished", title_justify="left")
+        for name in ("cost", "whole", "kept", "ratio", "budget"):
+            table.add_column(name, justify="left" if name == "cost" else "right")
+        for kind, whole in self.before.items():
+            wanted = f"{self.budget[kind]:.1%}" if kind in self.budget else ""
+            table.add_row(kind, f"{whole:,.0f}", f"{self.after[kind]:,.0f}", f"{self.ratio(kind):.2%}", wanted)
+        return render(table) + f"{FLOPS_NOTE}\ngates moved to land on the budget: {self.moved}\n"
+
+
+def finish(
+    gated: GatedModule,
+    budget: Mapping[str, float] | None = None,
+    *,
+    round_to: int | None = None,
+    verify: bool = True,
+    **shares: float,
+) -> Finished:
+    """Nudge the gates to the budget, shrink, and report: `tgfx.finish(gated, flops=0.5).model`.
+
+    Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
+    round_to: group sizes become multiples of it (or stay whole), still within the budget. On an error the gates are as
+    they were.
+    """
+    wanted = Budget.of(budget, **shares)
+    prices = Prices(gated)
+    scores = gate_weights(gated).double().cpu()
+    opened = torch.from_numpy(gated.open_slots())
+    check_feasible(gated, wanted)
+    if round_to is None:
+        chosen = _nudged(gated, prices, scores, opened, wanted)
+    else:
+        chosen = _in_multiples(gated, prices, scores, wanted, round_to)
+    moved = int((chosen != opened).sum())
+    saved = gate_weights(gated)
+    try:
+        _set_open(gated, chosen)
+        model = shrink(gated, verify=verify)
+    except BaseException:
+        for group in gated.facts.coupling.groups:
+            gated.gates[group.name].weight.data.copy_(saved[group.start : group.start + group.size])
+        raise
+    kinds = [kind for kind in KINDS if gated.total(kind)]
+    before = {kind: gated.total(kind) for kind in kinds}
+    return Finished(model, wanted, before, {kind: gated.cost(kind).item() for kind in kinds}, moved)
+
+
+def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:
+    if not prices.met(opened, budget):
+        keep = protected(gated, scores, 0.0)
+        opened, _ = close_worst(prices, scores, keep, budget)
+    return land(prices, opened, scores, budget)
+
+
+def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget, multiple: int) -> Tensor:
+    """Fill groups in whole chunks, the best chunk first, as long as the budget allows."""
+    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
+        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
+    chosen = torch.zeros(len(scores), dtype=torch.bool)
+    chunks: list[tuple[float, Tensor]] = []
+    for group in gated.facts.coupling.groups:
+        own = scores[group.start : group.start + group.size]
+        order = own.argsort(descending=True, stable=True) + group.start
+        parts = list(order.split(multiple))
+        chosen[parts[0]] = True
+        chunks += [(float(scores[part].mean()), part) for part in parts[1:]]
+    if not prices.met(chosen, budget):
+        least = {kind: prices.ratio(kind, chosen) for kind in budget}
+        raise BudgetError(
+            f"the budget cannot be met in multiples of {multiple}",
+            expected=", ".join(f"{kind} of at least {ratio:.4f}" for kind, ratio in least.items()),
+            found=str(budget),
+            fix="use a smaller round_to or a larger budget",
+        )
+    for _, part in sorted(chunks, key=lambda chunk: -chunk[0]):
+        chosen[part] = True
+        if not prices.met(chosen, budget):
+            chosen[part] = False
+    return chosen
+
+
+def _set_open(gated: GatedModule, chosen: Tensor) -> None:
+    for group in gated.facts.coupling.groups:
+        gate = gated.gates[group.name]
+        own = chosen[group.start : group.start + group.size].to(gate.weight.device)
+        if not torch.equal(gate.is_open(), own):
+            gate.set_open_(own)

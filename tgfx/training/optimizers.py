@@ -1,0 +1,53 @@
+"""The gated model and its optimizer: parameter groups, and whether they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tgfx.errors import OptimizerError
+from tgfx.passes.insert_gates import BANK
+
+if TYPE_CHECKING:
+    from tgfx.gated import GatedModule
+
+
+def param_groups(
+    gated: GatedModule, lr: float, *, gate_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Groups for any torch optimizer: weights as usual, gates without weight decay and with their own rate.
+
+    `gate_lr` (default: `lr`) matters when you train to `budget_loss(weight=...)`, the paper's rule. The default rule
+    takes the gradient step of the gates itself and is not touched by it. Frozen weights are left out.
+    """
+    gates = {id(gate.weight) for gate in gated.gates.values()}
+    weights = [p for p in gated.parameters() if p.requires_grad and id(p) not in gates]
+    # momentum 0 and a large eps make SGD, Adam and RMSprop alike take a plain step: a moment would erase magnitudes
+    plain = {"weight_decay": 0.0, "momentum": 0.0, "eps": 1.0, "name": "gates"}
+    own = {"params": [gate.weight for gate in gated.gates.values()], "lr": lr if gate_lr is None else gate_lr, **plain}
+    if not weights:
+        return [own]
+    return [{"params": weights, "lr": lr, "weight_decay": weight_decay, "name": "weights"}, own]
+
+
+def check_optimizer(gated: GatedModule, optimizer: Optimizer) -> None:
+    """Raise OptimizerError if the optimizer does not hold all that is to be trained."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in gated.named_parameters() if p.requires_grad and id(p) not in held]
+    if missing:
+        raise not_held(gated, missing)
+
+
+def not_held(gated: nn.Module, missing: Iterable[str]) -> OptimizerError:
+    missing = list(missing)
+    gates = [name for name in missing if name.startswith(BANK)]
+    what = "the gates" if len(gates) == len(missing) else f"{len(missing)} parameters of the gated model"
+    return OptimizerError(
+        f"the optimizer does not hold {what}: they would never be trained",
+        expected="all parameters of the gated model that require a gradient",
+        found="missing " + ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else ""),
+        fix="build the optimizer after tgfx.transform: torch.optim.SGD(tgfx.param_groups(gated, lr=0.1))",
+    )

@@ -1,0 +1,93 @@
+"""Which gates to close so that a budget is met: the worst by score, and never the last of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tgfx.gated import GatedModule
+
+TRIES = 64  # single gates tried when landing on the budget
+
+
+class Prices:
+    """Costs of a gated model as shares of the whole, for any assignment of its gates."""
+
+    def __init__(self, gated: GatedModule) -> None:
+        self._gated = gated
+
+    def ratio(self, kind: str, opened: Tensor) -> float:
+        return float(self._gated.facts.cost.evaluate(kind, _bank(opened))) / self._gated.total(kind)
+
+    def met(self, opened: Tensor, targets: Mapping[str, float]) -> bool:
+        return all(self.ratio(kind, opened) <= target + 1e-12 for kind, target in targets.items())
+
+    def marginal(self, kind: str, opened: Tensor) -> Tensor:
+        """Share of the whole that each gate costs, the others as they are."""
+        bank = _bank(opened).requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self._gated.facts.cost.evaluate(kind, bank), bank)
+        return slope[:-1] / self._gated.total(kind)
+
+
+def _bank(opened: Tensor) -> Tensor:
+    return torch.cat([opened.double(), torch.ones(1, dtype=torch.float64, device=opened.device)])
+
+
+def protected(gated: GatedModule, scores: Tensor, floor: float) -> Tensor:
+    """The best of every group: `floor` of its size, rounded up. These stay open whatever the budget."""
+    keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    for group in gated.facts.coupling.groups:
+        own = slice(group.start, group.start + group.size)
+        keep[own][scores[own].topk(max(1, math.ceil(floor * group.size))).indices] = True
+    return keep
+
+
+def cheapest(gated: GatedModule, kind: str, floor: float) -> float:
+    """The smallest ratio that leaves the floor of every group."""
+    scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
+    return Prices(gated).ratio(kind, protected(gated, scores, floor))
+
+
+def close_worst(prices: Prices, scores: Tensor, keep: Tensor, targets: Mapping[str, float]) -> tuple[Tensor, float]:
+    """Close gates in the order of their scores until every target is met: the assignment, and the score reached."""
+    order = scores.where(~keep, math.inf).argsort(stable=True)
+    closable = int((~keep).sum())
+
+    def closed(count: int) -> Tensor:
+        opened = torch.ones_like(keep)
+        opened[order[:count]] = False
+        return opened
+
+    low, high = 0, closable  # the cost falls with the count
+    while low < high:
+        middle = (low + high) // 2
+        if prices.met(closed(middle), targets):
+            high = middle
+        else:
+            low = middle + 1
+    opened = closed(low)
+    threshold = float(scores[order[low - 1]]) if low else -math.inf
+    return opened, threshold
+
+
+def land(prices: Prices, opened: Tensor, scores: Tensor, targets: Mapping[str, float]) -> Tensor:
+    """Open the best of the closed that still fit, one by one, so that the budget is used up."""
+    opened = opened.clone()
+    refused = torch.zeros_like(opened)
+    for _ in range(TRIES):
+        fits = ~opened & ~refused
+        for kind, target in targets.items():
+            fits &= prices.marginal(kind, opened) <= target - prices.ratio(kind, opened)
+        if not bool(fits.any()):
+            break
+        best = int(scores.where(fits, -math.inf).argmax())
+        opened[best] = True
+        if not prices.met(opened, targets):
+            opened[best], refused[best] = False, True
+    return opened
