@@ -187,7 +187,7 @@ class BudgetController:
     def _chosen(self, targets: Mapping[str, float], *, exactly: bool) -> Tensor:
         """New latent weights: score minus λ."""
         gated, prices = self.gated, Prices(self.gated)
-        opened = torch.from_numpy(gated.open_slots()).to(self.evidence.first.device)
+        opened = torch.from_numpy(gated.open_slots()).to(self.evidence.mean.device)
         for kind, target in targets.items():  # the kind that is further from its target weighs more
             self._pressure[kind] *= math.exp(prices.ratio(kind, opened) - target)
         price = sum(self._pressure[kind] * prices.marginal(kind, opened) for kind in targets)

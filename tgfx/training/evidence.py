@@ -1,13 +1,14 @@
 """What closing a gate really costs, learned from the gradients that training makes anyway.
 
-In a trained model the derivative of the loss by an open gate is near zero, so it says nothing about the gate's closing,
+In a trained model the derivative of the loss by an open gate is near zero, so it says little about the gate's closing,
 which is a whole step from 1 to 0. The second-order term does:
 
-    loss(closed) − loss(open) ≈ −g + ½·h      seen from the open gate
-                              ≈ −g − ½·h      seen from the closed one
+    loss(closed) − loss(open) ≈ ½·h − g      seen from the open gate
+                              ≈ −½·h − g     seen from the closed one
 
-g is the gradient of the batch; h, the curvature, is estimated by the Fisher information: E[g²] over single samples,
-which is n·E[g²] over batches of n when g has mean zero.
+g is the mean gradient. h, the curvature, is estimated by the Fisher information, the mean square of the gradient over
+single samples: with batches of n, n times the variance over batches, plus g². Near a minimum g is mostly noise, and
+noise must not open and close gates, so g counts only as far as it is beyond its own standard error (twice that).
 """
 
 from __future__ import annotations
@@ -15,37 +16,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SURE = 2.0  # standard errors
+
 
 class Evidence:
-    """A running mean, per gate, of how much the loss rises when the gate is closed."""
+    """Running means over batches, per gate, and from them the rise of the loss when the gate is closed."""
 
     def __init__(self, size: int, *, memory: float, device: torch.device | str = "cpu") -> None:
-        """`memory`: about how many batches the mean remembers."""
+        """`memory`: about how many batches the means remember."""
         self.memory = memory
         self.seen = 0
-        self.first = torch.zeros(size, dtype=torch.float64, device=device)
-        self.second = torch.zeros(size, dtype=torch.float64, device=device)
+        self.samples = 1
+        self.mean = torch.zeros(size, dtype=torch.float64, device=device)
+        self.square = torch.zeros(size, dtype=torch.float64, device=device)
 
     def update(self, gradient: Tensor, samples: int) -> bool:
         """Take in the gradient of a batch of `samples`; False if it is not finite, and then nothing changes."""
-        gradient = gradient.double()
+        gradient = gradient.to(self.mean)
         if not bool(gradient.isfinite().all()):
             return False
         self.seen += 1
+        self.samples = samples
         rate = max(1 / self.memory, 1 / self.seen)
-        self.first.lerp_(gradient, rate)
-        self.second.lerp_(samples * gradient.square(), rate)
+        self.mean.lerp_(gradient, rate)
+        self.square.lerp_(gradient.square(), rate)
         return True
 
     def rise(self, opened: Tensor) -> Tensor:
         """Loss with the gate closed minus loss with it open, by the state the gate is in."""
-        curvature = self.second / 2
-        return torch.where(opened, curvature, -curvature) - self.first
+        variance = (self.square - self.mean.square()).clamp(min=0)
+        curvature = self.samples * variance + self.mean.square()
+        error = (variance / max(1.0, min(self.seen, 2 * self.memory - 1))).sqrt()
+        slope = self.mean.sign() * (self.mean.abs() - SURE * error).clamp(min=0)
+        return torch.where(opened, curvature, -curvature) / 2 - slope
 
     def state_dict(self) -> dict[str, object]:
-        return {"seen": self.seen, "first": self.first.clone(), "second": self.second.clone()}
+        own = {"seen": self.seen, "samples": self.samples}
+        return {**own, "mean": self.mean.clone(), "square": self.square.clone()}
 
     def load_state_dict(self, state: dict) -> None:
-        self.seen = state["seen"]
-        self.first.copy_(state["first"])
-        self.second.copy_(state["second"])
+        self.seen, self.samples = state["seen"], state["samples"]
+        self.mean.copy_(state["mean"])
+        self.square.copy_(state["square"])
