@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
+from examples.benchmarks.budget_error import budget_error
 from examples.benchmarks.growth import growth
+from examples.benchmarks.rules import rules
 from examples.benchmarks.tables import Table
 from examples.benchmarks.training_step import training_step
 from examples.benchmarks.transform_time import transform_time
@@ -26,6 +28,8 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "transform_time": transform_time,
     "training_step": training_step,
     "growth": growth,
+    "rules": rules,
+    "budget_error": budget_error,
 }
 
 

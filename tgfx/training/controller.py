@@ -36,6 +36,9 @@ STEPS = 1000  # optimizer steps in which the budget is reached and settled, wher
 UPDATES = 200  # times that gates are chosen anew, at most
 SAMPLES = 32  # batch size to assume where it cannot be seen (a compiled model)
 FLOOR = 0.02  # share of every group that stays open
+ROUNDS = 8  # tries to balance several budgets at one update
+NEAR = 0.005  # of the target, good enough
+GAIN = 8.0  # how strongly a budget that is more than met loses weight
 STALL = 50  # steps without any gradient after which to warn
 
 
@@ -188,17 +191,27 @@ class BudgetController:
         """New latent weights: score minus λ."""
         gated, prices = self.gated, Prices(self.gated)
         opened = torch.from_numpy(gated.open_slots()).to(self.evidence.mean.device)
-        for kind, target in targets.items():  # the kind that is further from its target weighs more
-            self._pressure[kind] *= math.exp(prices.ratio(kind, opened) - target)
-        price = sum(self._pressure[kind] * prices.marginal(kind, opened) for kind in targets)
-        assert isinstance(price, Tensor)
-        scores = self.evidence.rise(opened) / price.clamp(min=1e-12)
-        keep = protected(gated, scores, self.floor)
-        chosen, threshold = close_worst(prices, scores, keep, targets)
+        rise = self.evidence.rise(opened)
+        marginals = {kind: prices.marginal(kind, opened) for kind in targets}
+        for _ in range(ROUNDS):
+            price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
+            scores = rise / price.clamp(min=1e-12)
+            chosen, threshold = close_worst(prices, scores, protected(gated, scores, self.floor), targets)
+            gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
+            if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
+                break
+            self._balance(gaps)
         if exactly:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
         return latent(scores, chosen)
+
+    def _balance(self, gaps: Mapping[str, float]) -> None:
+        """Several budgets: one that is more than met weighs less, so that the others need not overshoot it."""
+        for kind, gap in gaps.items():
+            self._pressure[kind] *= math.exp(GAIN * gap)
+        most = max(self._pressure.values())
+        self._pressure = {kind: max(value / most, 1e-6) for kind, value in self._pressure.items()}
 
 
 def latent(scores: Tensor, opened: Tensor) -> Tensor:
