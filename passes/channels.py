@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.capture.tracer import has_state
-from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
+from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
 from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line, tensors_in
@@ -29,6 +29,7 @@ from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
+from tgfx.passes.shuffles import find_shuffles
 
 
 def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
@@ -67,6 +68,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         fx.Interpreter.__init__(self, source.module)
         self.source = source
         self.nodes: dict[str, NodeIds] = {}
+        self.shuffles: tuple[Shuffle, ...] = ()
         self.reads: list[Read] = []
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
@@ -102,6 +104,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         flat = self.source.flat_inputs()
         self.source.result = self.run(*flat, enable_io_processing=False)
         self._freeze_outputs()
+        self.shuffles = find_shuffles(self.source.module, self.nodes)
 
     # -- fx.Interpreter --------------------------------------------------------------------------------------
 
@@ -255,10 +258,14 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                     self.space.freeze(layer.reshape(-1).numpy(), refusal)
 
     def settle_joint_layers(self) -> bool:
-        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis."""
+        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis.
+
+        But inside a shuffle, which the cut can replace as a whole.
+        """
         changed = False
+        inside = set().union(*(shuffle.inside for shuffle in self.shuffles))
         for name, known in self.nodes.items():
-            for ids in known.tensors:
+            for ids in () if name in inside else known.tensors:
                 for layer in ids.layers if ids else ():
                     if sum(size > 1 for size in layer.shape) > 1:
                         changed |= self._settle(name, layer)
@@ -350,6 +357,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             grouping=dict(self.grouping_modes),
             seen_args={name: _without_tensors(args) for name, args in self.seen_args.items()},
             containers=frozenset(self.containers),
+            shuffles=self.shuffles,
             refusals=tuple(self.source.refusals),
             batch=tensors[0].shape[0] if tensors and tensors[0].ndim else 1,
         )

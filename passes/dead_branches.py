@@ -110,7 +110,7 @@ def _sums_nothing(
 def _is_empty(node: fx.Node, channels: ChannelMap, survivors: Survivors, axis: int | None = None) -> bool:
     known = channels.nodes.get(node.name)
     for ids in known.tensors if known else ():
-        if ids is None:
+        if ids is None or not survivors.is_rectangular(ids):  # ragged: some live
             continue
         kept = survivors.kept(ids)
         wanted = kept if axis is None else ([kept[axis]] if kept else [])
