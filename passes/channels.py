@@ -20,6 +20,7 @@ from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, Ten
 from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line, tensors_in
+from tgfx.ir.tree import find
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import is_lowerable, is_resizable_module
@@ -290,7 +291,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     def touched(self) -> set[int]:
         """Tensors (by id) that this graph names or whose layer it calls."""
         root = self.source.module
-        reached = {id(self._tensor(str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
+        reached = {id(find(root, str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
         for n in root.graph.nodes:
             if n.op == "call_module":
                 module = root.get_submodule(str(n.target))
@@ -299,15 +300,9 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def freeze_untouched(self, touched: set[int]) -> None:
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if id(self._tensor(name)) not in touched:
+            if id(find(self.source.module, name)) not in touched:
                 for layer in known.layers:
                     self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
-
-    def _tensor(self, name: str) -> torch.Tensor | None:
-        owner: Any = self.source.module
-        for part in name.split("."):
-            owner = getattr(owner, part, None)
-        return owner if isinstance(owner, torch.Tensor) else None
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 

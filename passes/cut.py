@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
+from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
@@ -212,10 +213,10 @@ class _Surgeon:
             else:
                 smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
             smaller.training = module.training
-            _add(root, path, smaller)
+            put_module(root, path, smaller)
         for name in [*self.source.module._parameters, *self.source.module._buffers]:
             if name in self.sliced:
-                _attach(root, name, self.sliced[name], self.source.module)
+                put_tensor(root, name, self.sliced[name], self.source.module)
         return root
 
     def _is_gone(self, path: str, module: nn.Module) -> bool:
@@ -271,29 +272,18 @@ class _Surgeon:
     def attach_rest(self, compact: fx.GraphModule, root: nn.Module) -> None:
         """Tensors the graph does not use stay too, under their names."""
         for path, module in root.named_modules():
-            if path and not _has(compact, path):
+            if path and not has_module(compact, path):
                 compact.add_submodule(path, module)
         for name, tensor in self.sliced.items():
-            if not _has(compact, name):
-                _attach(compact, name, tensor, self.source.module)
+            if find(compact, name) is None:
+                put_tensor(compact, name, tensor, self.source.module)
         for path, module in root.named_modules():
             compact.get_submodule(path)._non_persistent_buffers_set |= module._non_persistent_buffers_set
-        _same_order(compact, self.source.module)
+        put_in_order(compact, self.source.module)
         compact.train(self.source.module.training)
         for path, module in self.source.module.named_modules():
-            if path and _has(compact, path):
+            if path and has_module(compact, path):
                 compact.get_submodule(path).training = module.training
-
-
-def _same_order(module: nn.Module, model: nn.Module) -> None:
-    for table in ("_modules", "_parameters", "_buffers"):
-        own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
-        own.clear()
-        own.update(ordered)
-    for name, child in model._modules.items():
-        if child is not None and name in module._modules:
-            _same_order(module._modules[name], child)
 
 
 def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
@@ -310,31 +300,3 @@ def _shallow(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
     smaller._buffers = {n: own.get(n) for n in module._buffers}
     smaller._modules = {}
     return smaller
-
-
-def _add(root: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, last = path.rpartition(".")
-    root.get_submodule(parent).add_module(last, module)
-
-
-def _has(module: nn.Module, name: str) -> bool:
-    owner: Any = module
-    for part in name.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
-
-
-def _attach(module: nn.Module, name: str, tensor: Tensor, original: nn.Module) -> None:
-    path, _, last = name.rpartition(".")
-    owner: nn.Module = module
-    for part in path.split(".") if path else []:
-        if not hasattr(owner, part):
-            owner.add_module(part, nn.Module())
-        owner = getattr(owner, part)
-    if isinstance(tensor, nn.Parameter):
-        owner.register_parameter(last, tensor)
-    else:
-        holder = original.get_submodule(path)
-        owner.register_buffer(last, tensor, persistent=last not in holder._non_persistent_buffers_set)

@@ -272,11 +272,15 @@ def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         changed = True
         size = cut.before(x)[axis]  # type: ignore[arg-type]
         pad[i], pad[i + 1] = sum(k < pad[i] for k in kept), sum(k >= pad[i] + size for k in kept)
-    if changed:
-        if len(copy.args) > 1:
-            copy.args = (copy.args[0], pad, *copy.args[2:])
-        else:
-            copy.kwargs = {**copy.kwargs, "pad": pad}
+    return _with_argument(copy, 1, "pad", pad) if changed else copy
+
+
+def _with_argument(copy: fx.Node, position: int, key: str, value: Any) -> fx.Node:
+    """The node with another value for an argument, given by place or by name as before."""
+    if len(copy.args) > position:
+        copy.args = (*copy.args[:position], value, *copy.args[position + 1 :])
+    else:
+        copy.kwargs = {**copy.kwargs, key: value}
     return copy
 
 
@@ -289,11 +293,7 @@ def _normalized_shape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     if all(cut.kept(x, axis) is None for axis in range(first, ndim)):  # type: ignore[arg-type]
         return copy
     new = [_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
-    if len(copy.args) > 1:
-        copy.args = (copy.args[0], new, *copy.args[2:])
-    else:
-        copy.kwargs = {**copy.kwargs, "normalized_shape": new}
-    return copy
+    return _with_argument(copy, 1, "normalized_shape", new)
 
 
 def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
@@ -306,12 +306,7 @@ def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     before = args[position] if len(args) > position else kwargs.get(key, 1)
     if before == 1:
         return copy
-    after = cut.groups(node, before)
-    if len(copy.args) > position:
-        copy.args = (*copy.args[:position], after, *copy.args[position + 1 :])
-    else:
-        copy.kwargs = {**copy.kwargs, key: after}
-    return copy
+    return _with_argument(copy, position, key, cut.groups(node, before))
 
 
 def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
