@@ -16,10 +16,11 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.capture.tracer import has_state
-from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
+from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
 from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line, tensors_in
+from tgfx.ir.tree import find
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import is_lowerable, is_resizable_module
@@ -29,6 +30,7 @@ from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
+from tgfx.passes.shuffles import find_shuffles
 
 
 def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
@@ -67,6 +69,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         fx.Interpreter.__init__(self, source.module)
         self.source = source
         self.nodes: dict[str, NodeIds] = {}
+        self.shuffles: tuple[Shuffle, ...] = ()
         self.reads: list[Read] = []
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
@@ -102,6 +105,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         flat = self.source.flat_inputs()
         self.source.result = self.run(*flat, enable_io_processing=False)
         self._freeze_outputs()
+        self.shuffles = find_shuffles(self.source.module, self.nodes)
 
     # -- fx.Interpreter --------------------------------------------------------------------------------------
 
@@ -255,10 +259,14 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                     self.space.freeze(layer.reshape(-1).numpy(), refusal)
 
     def settle_joint_layers(self) -> bool:
-        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis."""
+        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis.
+
+        But inside a shuffle, which the cut can replace as a whole.
+        """
         changed = False
+        inside = set().union(*(shuffle.inside for shuffle in self.shuffles))
         for name, known in self.nodes.items():
-            for ids in known.tensors:
+            for ids in () if name in inside else known.tensors:
                 for layer in ids.layers if ids else ():
                     if sum(size > 1 for size in layer.shape) > 1:
                         changed |= self._settle(name, layer)
@@ -283,7 +291,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     def touched(self) -> set[int]:
         """Tensors (by id) that this graph names or whose layer it calls."""
         root = self.source.module
-        reached = {id(self._tensor(str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
+        reached = {id(find(root, str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
         for n in root.graph.nodes:
             if n.op == "call_module":
                 module = root.get_submodule(str(n.target))
@@ -292,15 +300,9 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def freeze_untouched(self, touched: set[int]) -> None:
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if id(self._tensor(name)) not in touched:
+            if id(find(self.source.module, name)) not in touched:
                 for layer in known.layers:
                     self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
-
-    def _tensor(self, name: str) -> torch.Tensor | None:
-        owner: Any = self.source.module
-        for part in name.split("."):
-            owner = getattr(owner, part, None)
-        return owner if isinstance(owner, torch.Tensor) else None
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -350,6 +352,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             grouping=dict(self.grouping_modes),
             seen_args={name: _without_tensors(args) for name, args in self.seen_args.items()},
             containers=frozenset(self.containers),
+            shuffles=self.shuffles,
             refusals=tuple(self.source.refusals),
             batch=tensors[0].shape[0] if tensors and tensors[0].ndim else 1,
         )

@@ -2,6 +2,9 @@
 
 Every parameter and buffer axis knows its atoms: slice them. Then bring the constants of the graph to the new sizes
 (tgfx.ops.resize). The result holds torch's own modules and operators only, under the old names.
+
+    x.view(b, g, c // g, h, w).transpose(1, 2).reshape(b, c, h, w)     a shuffle stays where each group keeps the same,
+    x.index_select(1, kept_0)                                          and is one look-up of the survivors elsewhere
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.ir.dead_code import eliminate_dead_code
-from tgfx.ir.facts import ChannelMap
+from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
+from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
 from tgfx.ops.modules import cut_module, is_resizable_module
+from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
 from tgfx.passes.survivors import Survivors
@@ -58,6 +63,9 @@ class _Surgeon:
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
         self._kept: dict[tuple[str, int], list[np.ndarray | None]] = {}
+        # shuffles that become a look-up, by their last node; and what is not needed any more
+        self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
+        self.skipped = dead.nodes.union(*(shuffle.inside for shuffle in self.replaced.values()))
 
     # -- what resize rules ask --------------------------------------------------------------------------------
 
@@ -105,7 +113,11 @@ class _Surgeon:
             if same_as is not None:
                 values[node] = values[by_name[same_as]]
                 continue
-            if node.name in self.dead.nodes:
+            if node.name in self.skipped:
+                continue
+            if node.name in self.replaced:
+                shuffle = self.replaced[node.name]
+                values[node] = self._reordered(by_name[shuffle.x], node, shuffle, values)
                 continue
             copy = self.graph.node_copy(node, lambda n: values[n] if isinstance(values[n], fx.Node) else n)
             copy.args = fx.node.map_arg(node.args, lambda n: values[n])
@@ -121,6 +133,43 @@ class _Surgeon:
                 if copy._erased:
                     value.name = copy.name
         return self.graph
+
+    def _can_stay(self, shuffle: Shuffle) -> bool:
+        """Whether the chain, brought to smaller sizes, still puts the survivors in order."""
+        known = [self.channels.nodes[name].single for name in shuffle.inside]
+        if not all(self.survivors.is_rectangular(ids) for ids in known if ids is not None):
+            return False
+        chain = [node for node in self.source.module.graph.nodes if node.name in shuffle.nodes]
+        return all(self._shuffles_evenly(node) for node in chain)
+
+    def _shuffles_evenly(self, node: fx.Node) -> bool:
+        """A channel_shuffle of torch's own keeps its number of groups: each must keep the same of its channels."""
+        if "channel_shuffle" in op_name(node):
+            groups = node.args[1] if len(node.args) > 1 else node.kwargs["groups"]
+        elif isinstance(module := self._module_of(node), nn.ChannelShuffle):
+            groups = module.groups
+        else:
+            return True
+        x: fx.Node = node.args[0]  # type: ignore[assignment]
+        kept = self.kept(x, 1)
+        if kept is None:
+            return True
+        alive = np.isin(np.arange(self.before(x)[1]), kept).reshape(groups, -1)  # type: ignore[arg-type]
+        return bool((alive == alive[0]).all())
+
+    def _module_of(self, node: fx.Node) -> nn.Module | None:
+        return self.source.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _reordered(self, x: fx.Node, node: fx.Node, shuffle: Shuffle, values: dict[fx.Node, Any]) -> fx.Node:
+        """x.index_select(...) in the place of the last node of a shuffle."""
+        before, after = self.kept(x, shuffle.axis), self.kept(node, shuffle.axis)
+        assert before is not None and after is not None, "a shuffle of which nothing is cut stays"
+        place = {position: index for index, position in enumerate(before)}
+        index = self.constant([place[shuffle.order[position]] for position in after])
+        target = (values[x], shuffle.axis, index)
+        copy = self.graph.create_node("call_function", torch.index_select, target, name=node.name)
+        copy.meta = dict(node.meta)
+        return copy
 
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
         is_pick = node.op == "call_function" and node.target is operator.getitem
@@ -164,10 +213,10 @@ class _Surgeon:
             else:
                 smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
             smaller.training = module.training
-            _add(root, path, smaller)
+            put_module(root, path, smaller)
         for name in [*self.source.module._parameters, *self.source.module._buffers]:
             if name in self.sliced:
-                _attach(root, name, self.sliced[name], self.source.module)
+                put_tensor(root, name, self.sliced[name], self.source.module)
         return root
 
     def _is_gone(self, path: str, module: nn.Module) -> bool:
@@ -205,7 +254,7 @@ class _Surgeon:
         for node in self.source.module.graph.nodes:
             if node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node):
                 x = node.args[0]
-                if self.is_tensor(x) and node.name not in self.dead.nodes:
+                if self.is_tensor(x) and x.name not in self.skipped and node.name not in self.skipped:
                     kept = [self.kept(x, axis) for axis in range(len(self.before(x)))]
                     sizes = zip(kept, self.before(x), strict=True)
                     shapes[str(node.target)] = tuple(size if k is None else len(k) for k, size in sizes)
@@ -223,29 +272,18 @@ class _Surgeon:
     def attach_rest(self, compact: fx.GraphModule, root: nn.Module) -> None:
         """Tensors the graph does not use stay too, under their names."""
         for path, module in root.named_modules():
-            if path and not _has(compact, path):
+            if path and not has_module(compact, path):
                 compact.add_submodule(path, module)
         for name, tensor in self.sliced.items():
-            if not _has(compact, name):
-                _attach(compact, name, tensor, self.source.module)
+            if find(compact, name) is None:
+                put_tensor(compact, name, tensor, self.source.module)
         for path, module in root.named_modules():
             compact.get_submodule(path)._non_persistent_buffers_set |= module._non_persistent_buffers_set
-        _same_order(compact, self.source.module)
+        put_in_order(compact, self.source.module)
         compact.train(self.source.module.training)
         for path, module in self.source.module.named_modules():
-            if path and _has(compact, path):
+            if path and has_module(compact, path):
                 compact.get_submodule(path).training = module.training
-
-
-def _same_order(module: nn.Module, model: nn.Module) -> None:
-    for table in ("_modules", "_parameters", "_buffers"):
-        own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
-        own.clear()
-        own.update(ordered)
-    for name, child in model._modules.items():
-        if child is not None and name in module._modules:
-            _same_order(module._modules[name], child)
 
 
 def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
@@ -262,31 +300,3 @@ def _shallow(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
     smaller._buffers = {n: own.get(n) for n in module._buffers}
     smaller._modules = {}
     return smaller
-
-
-def _add(root: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, last = path.rpartition(".")
-    root.get_submodule(parent).add_module(last, module)
-
-
-def _has(module: nn.Module, name: str) -> bool:
-    owner: Any = module
-    for part in name.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
-
-
-def _attach(module: nn.Module, name: str, tensor: Tensor, original: nn.Module) -> None:
-    path, _, last = name.rpartition(".")
-    owner: nn.Module = module
-    for part in path.split(".") if path else []:
-        if not hasattr(owner, part):
-            owner.add_module(part, nn.Module())
-        owner = getattr(owner, part)
-    if isinstance(tensor, nn.Parameter):
-        owner.register_parameter(last, tensor)
-    else:
-        holder = original.get_submodule(path)
-        owner.register_buffer(last, tensor, persistent=last not in holder._non_persistent_buffers_set)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import fx
 
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
+from tgfx.ir.tree import find, named_tensors
 from tgfx.ops.naming import op_name
 from tgfx.passes.survivors import Survivors
 
@@ -110,7 +111,7 @@ def _sums_nothing(
 def _is_empty(node: fx.Node, channels: ChannelMap, survivors: Survivors, axis: int | None = None) -> bool:
     known = channels.nodes.get(node.name)
     for ids in known.tensors if known else ():
-        if ids is None:
+        if ids is None or not survivors.is_rectangular(ids):  # ragged: some live
             continue
         kept = survivors.kept(ids)
         wanted = kept if axis is None else ([kept[axis]] if kept else [])
@@ -134,17 +135,9 @@ def parameters_of(source: Source, nodes: frozenset[str]) -> set[str]:
         gone = node.name in nodes
         if node.op == "get_attr":
             gone = all(user.name in nodes for user in node.users) and bool(node.users)
-            used[gone].add(id(_fetch(root, str(node.target))))
+            used[gone].add(id(find(root, str(node.target))))
         elif node.op == "call_module":
             module = root.get_submodule(str(node.target))
             used[gone].update(id(t) for t in (*module.parameters(), *module.buffers()))
     only = used[True] - used[False]
-    named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
-    return {name for name, tensor in named if id(tensor) in only}
-
-
-def _fetch(root: nn.Module, path: str) -> object:
-    value: object = root
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
+    return {name for name, tensor in named_tensors(root) if id(tensor) in only}

@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from tgfx.gated_layers import gated_batch_norm
 from tgfx.ir.source import Source
+from tgfx.ir.tree import named_tensors
 from tgfx.ops import masked
 from tgfx.ops.modules import lower
 from tgfx.ops.naming import op_name
@@ -80,8 +81,7 @@ class _Writer:
         self.graph._codegen = source.module.graph._codegen
         self.copies: dict[fx.Node, fx.Node] = {}
         self.by_name = {node.name: node for node in source.module.graph.nodes}
-        self.parameters: dict[str, torch.Tensor] = dict(source.module.named_parameters(remove_duplicate=False))
-        self.parameters.update(source.module.named_buffers(remove_duplicate=False))
+        self.parameters = dict(named_tensors(source.module))
         first: dict[int, str] = {}
         for name, parameter in self.parameters.items():
             first.setdefault(id(parameter), name)

@@ -31,7 +31,7 @@ HOMOGENEOUS = {
     "AdaptiveAvgPool1d", "Dropout", "AdaptiveAvgPool3d", "dropout", "Identity", "flatten", "Flatten", "view",
     "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze", "cat", "add", "iadd", "interpolate",
     "Upsample", "getitem", "chunk", "split", "mean", "Dropout2d", "adaptive_max_pool2d", "AdaptiveMaxPool2d", "clone",
-    "detach",
+    "detach", "channel_shuffle", "ChannelShuffle", "unflatten", "Unflatten", "movedim",
 }  # fmt: skip
 
 

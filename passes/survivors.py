@@ -16,33 +16,43 @@ class Survivors:
         self.space = channels.space
         alive = np.append(open_slots.astype(bool), True)  # the last slot is the constant one
         self.alive_of_id = alive[coupling.slot_of_id]
-        self._cache: dict[int, tuple[torch.Tensor, tuple[int, np.ndarray] | None]] = {}
+        self._cache: dict[int, tuple[torch.Tensor, dict[int, np.ndarray] | None]] = {}
 
     def kept(self, ids: TensorIds) -> list[np.ndarray | None]:
         """Per axis the positions that stay, or None where all do."""
         masks: dict[int, np.ndarray] = {}
         for layer in ids.layers:
-            found = self._line(layer)
-            if found is not None:
-                axis, alive = found
+            lines = self._lines(layer)
+            if lines is None:
+                raise AssertionError(f"survivors of a layer of shape {tuple(layer.shape)} are not rectangular")
+            for axis, alive in lines.items():
                 masks[axis] = masks[axis] & alive if axis in masks else alive
         return [np.flatnonzero(masks[a]) if a in masks else None for a in range(len(ids.shape))]
 
-    def _line(self, layer: torch.Tensor) -> tuple[int, np.ndarray] | None:
-        """(axis, living positions) of a layer, or None if nothing of it is cut."""
+    def is_rectangular(self, ids: TensorIds) -> bool:
+        """Whether what stays is a choice of positions along each axis (inside a shuffle it need not be)."""
+        return all(self._lines(layer) is not None for layer in ids.layers)
+
+    def _lines(self, layer: torch.Tensor) -> dict[int, np.ndarray] | None:
+        """Living positions by axis, for the axes where some are dead; None if they are not rectangular."""
         key = id(layer)
         if key not in self._cache:
             self._cache[key] = (layer, self._compute(layer))
         return self._cache[key][1]
 
-    def _compute(self, layer: torch.Tensor) -> tuple[int, np.ndarray] | None:
+    def _compute(self, layer: torch.Tensor) -> dict[int, np.ndarray] | None:
         ids = layer.numpy()
         alive = self.alive_of_id[ids]
         if alive.all():
+            return {}
+        if not alive.any():  # which axis is empty follows from where the atoms differ
+            roots = self.space.find(ids)
+            varying = [a for a in range(ids.ndim) if not (roots == roots.take([0], axis=a)).all()]
+            return {a: np.zeros(ids.shape[a], dtype=bool) for a in varying}
+        lines = {a: alive.any(axis=tuple(b for b in range(ids.ndim) if b != a)) for a in range(ids.ndim)}
+        rectangle = np.ones_like(alive)
+        for axis, line in lines.items():
+            rectangle &= line.reshape([-1 if a == axis else 1 for a in range(ids.ndim)])
+        if not np.array_equal(rectangle, alive):
             return None
-        roots = self.space.find(ids)
-        varying = [a for a in range(ids.ndim) if ids.shape[a] > 1 and not (roots == roots.take([0], axis=a)).all()]
-        if len(varying) != 1:
-            raise AssertionError(f"survivors of a layer that varies along axes {varying} are not rectangular")
-        line = np.moveaxis(alive, varying[0], 0).reshape(alive.shape[varying[0]], -1)[:, 0]
-        return varying[0], line
+        return {axis: line for axis, line in lines.items() if not line.all()}

@@ -122,20 +122,80 @@ def test_chunk_with_a_shorter_last_part() -> None:
     assert all("a.weight[0]" in own for own in found)
 
 
-@pytest.mark.parametrize("how", ["view", "module"])
-def test_channel_shuffle_moves_the_channels(how: str) -> None:
+SHUFFLES = {
+    "view": lambda m, y: y.view(-1, 2, 4, y.shape[2], y.shape[3]).transpose(1, 2).reshape(y.shape),
+    "inner sizes": lambda m, y: _flattened(y.view(y.size(0), 2, 4, -1, y.size(3)).permute(0, 2, 1, 3, 4).contiguous()),
+    "channels last": lambda m, y: y.movedim(1, -1).unflatten(-1, (2, 4)).swapaxes(3, 4).flatten(3).movedim(-1, 1),
+    "module": lambda m, y: m.mix(y),
+    "function": lambda m, y: F.channel_shuffle(y, 2),
+    "layers": lambda m, y: m.together(m.apart(y).transpose(1, 2)),
+}
+
+
+def _flattened(y: Tensor) -> Tensor:
+    return y.view(y.size(0), y.size(1) * y.size(2), y.size(3), -1)
+
+
+def _shuffled_halves(shuffle, **more) -> tuple:
     """Two halves interleaved, then told apart again: even and odd places."""
+    layers = {"mix": nn.ChannelShuffle(2), "apart": nn.Unflatten(1, (2, 4)), "together": nn.Flatten(1, 2)}
 
     def run(m: nn.Module, x: Tensor) -> Tensor:
-        y = torch.cat([m.a(x), m.b(x)], 1)
-        n, c, h, w = y.shape
-        y = m.mix(y) if how == "module" else y.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        y = shuffle(m, torch.cat([m.a(x), m.b(x)], 1))
         return m.even(y[:, ::2]) + m.odd(y[:, 1::2])
 
-    found = groups(run, a=conv(3, 4), b=conv(3, 4), mix=nn.ChannelShuffle(2), even=conv(4, 2), odd=conv(4, 2))
-    whole = {members("a.weight[0]", "even.weight[1]"): 4, members("b.weight[0]", "odd.weight[1]"): 4}
-    pairs = {members("a.weight[0]", "b.weight[0]", "even.weight[1]", "odd.weight[1]"): 4}
-    assert found in (whole, pairs)  # pairs: shuffled partners go together
+    return run, {"a": conv(3, 4), "b": conv(3, 4), "even": conv(4, 2), "odd": conv(4, 2), **layers, **more}
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+def test_channel_shuffle_ties_nothing(shuffle) -> None:
+    run, layers = _shuffled_halves(shuffle)
+    assert groups(run, **layers) == {
+        members("a.weight[0]", "even.weight[1]"): 4,
+        members("b.weight[0]", "odd.weight[1]"): 4,
+    }
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+@pytest.mark.parametrize(("a", "b"), [((0, 2, 3), (1,)), ((1, 3), (1, 3)), ((0, 1, 2, 3), (2,))])
+def test_ragged_shuffle_is_one_look_up(shuffle, a: tuple, b: tuple) -> None:
+    """Any choice of survivors is cut exactly, at other sizes too; where both groups keep the same, the chain stays."""
+    run, layers = _shuffled_halves(shuffle)
+    gated = tgfx.transform(Net(run, **layers), IMAGE).eval()
+    for name, kept in (("a", a), ("b", b)):
+        gated.gates[name].set_open_(torch.isin(torch.arange(4), torch.tensor(kept)))
+    compact = tgfx.shrink(gated)
+    look_ups = [
+        getattr(compact, node.args[2].target) for node in compact.graph.nodes if node.target is torch.index_select
+    ]
+    of_all = [index for index in look_ups if len(index) == len(a) + len(b)]  # y[:, ::2] may be one as well, of fewer
+    assert len(of_all) == (a != b)
+    for x in (torch.randn(2, 3, 8, 8), torch.randn(3, 3, 5, 4)):
+        torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
+
+
+def test_shuffle_seen_by_others_stays_tied() -> None:
+    """The inner value has another reader: there the groups must stay rectangular."""
+
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.a(x)
+        apart = y.view(-1, 2, 4, y.shape[2], y.shape[3]).transpose(1, 2)
+        return m.one(apart.reshape(y.shape)) + m.two(torch.sigmoid(apart).reshape(y.shape))
+
+    found = groups(run, a=conv(3, 8), one=conv(8, 2), two=conv(8, 2))
+    assert found == {members("a.weight[0]", "one.weight[1]", "two.weight[1]"): 4}
+
+
+def test_movement_that_is_a_shuffle_at_one_size_only_is_none() -> None:
+    """With one pixel this reorders channels; with more it mixes them with pixels."""
+
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.a(x)
+        return m.out(y.view(y.shape[0], 2, -1).transpose(1, 2).reshape(y.shape))
+
+    net = Net(run, a=conv(3, 8), out=conv(8, 2))
+    gated = tgfx.transform(net, torch.randn(1, 3, 1, 1))
+    assert gated.facts.channels.shuffles == ()
 
 
 def test_pixel_shuffle_ties_the_channels_of_one_pixel() -> None:

@@ -16,6 +16,7 @@ from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
+from tgfx.ir.tree import has_module, named_tensors
 from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
@@ -49,12 +50,11 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
             stacklevel=3,
         )
     with untouched_rng(), torch.no_grad():
-        tensors = dict(gated.named_parameters(remove_duplicate=False))
-        tensors.update(gated.named_buffers(remove_duplicate=False))
         survivors = Survivors(facts.channels, facts.coupling, opened)
+        tensors = dict(named_tensors(gated))
         compact = cut(facts.source, facts.channels, survivors, tensors, _dead(gated, survivors, opened))
         for name, module in gated.named_modules():
-            if name and _has_module(compact, name):
+            if name and has_module(compact, name):
                 compact.get_submodule(name).training = module.training
         compact.training = gated.training
         if verify:
@@ -151,11 +151,3 @@ def _like(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
-
-
-def _has_module(module: nn.Module, name: str) -> bool:
-    try:
-        module.get_submodule(name)
-    except AttributeError:
-        return False
-    return True

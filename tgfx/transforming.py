@@ -28,6 +28,7 @@ from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
+from tgfx.ir.tree import named_tensors
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import couple
@@ -103,22 +104,14 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
             found=type(model).__name__,
             fix="train it as it is, or tgfx.shrink it first",
         )
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
+    for name, tensor in named_tensors(model):
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise LazyModuleError(
                 "a lazy layer has no size yet",
-                expected="initialised parameters",
+                expected="initialised parameters and buffers",
                 found=f"uninitialised {name}",
                 where=name,
                 fix="run the model once on real data before tgfx.transform",
-            )
-    for name, buffer in model.named_buffers():
-        if isinstance(buffer, nn.parameter.UninitializedBuffer):
-            raise LazyModuleError(
-                "a lazy layer has no size yet",
-                expected="initialised buffers",
-                found=f"uninitialised {name}",
-                where=name,
             )
     if gate is not None and not isinstance(gate, GateSpec):
         raise InputError(

@@ -200,7 +200,7 @@ class Parts(Block):
         return torch.cat([self.left(torch.sigmoid(a)) + self.right(b), x], 1)
 
 
-@block("image", how=("reshape", "view", "module"), groups=(2, 4))
+@block("image", how=("reshape", "view", "module", "function", "last", "unflatten", "layers"), groups=(2, 4))
 class Shuffle(Block):
     def __init__(self, d: int, c: int, extent: int, how: str, groups: int) -> None:
         super().__init__(d, c, extent)
@@ -209,11 +209,22 @@ class Shuffle(Block):
         self.norm = nn.BatchNorm2d(c)
         self.depthwise = nn.Conv2d(c, c, 3, padding=1, groups=c)
         self.mix = nn.ChannelShuffle(groups)
+        self.apart, self.together = nn.Unflatten(1, (groups, c // groups)), nn.Flatten(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.norm(self.conv(x)))
         if self.how == "module":
             y = self.mix(y)
+        elif self.how == "function":
+            y = F.channel_shuffle(y, self.groups)
+        elif self.how == "last":
+            y = y.permute(0, 2, 3, 1)
+            y = y.reshape(*y.shape[:3], self.groups, -1).movedim(-1, -2)
+            y = y.flatten(3).permute(0, 3, 1, 2)
+        elif self.how == "unflatten":
+            y = y.unflatten(1, (self.groups, -1)).swapaxes(1, 2).flatten(1, 2)
+        elif self.how == "layers":
+            y = self.together(self.apart(y).transpose(2, 1))
         else:
             b, c, h, w = y.size()
             y = y.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).contiguous()

@@ -24,6 +24,7 @@ from tgfx.errors import CaptureError, InputError
 from tgfx.ir.compare import close
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
+from tgfx.ir.tree import named_tensors, put_in_order, put_tensor
 
 
 def prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -217,49 +218,18 @@ def _finished(model: nn.Module, source: Source) -> Source:
     for name, child in model.named_modules(remove_duplicate=False):
         if name and name not in have and _leaf(child):
             module.add_submodule(name, child)
-    named = {name for name, _ in _tensors_of(module)}
-    for name, tensor in _tensors_of(model):
+    named = {name for name, _ in named_tensors(module)}
+    for name, tensor in named_tensors(model):
         if name not in named:
-            _attach(module, name, tensor, model)
+            put_tensor(module, name, tensor, model)
     have = dict(module.named_modules(remove_duplicate=False))
     for name, child in model.named_modules(remove_duplicate=False):
         if name in have:
             have[name].training = child.training
             have[name]._non_persistent_buffers_set |= child._non_persistent_buffers_set
-    _same_order(module, model)
+    put_in_order(module, model)
     return source
-
-
-def _same_order(module: nn.Module, model: nn.Module) -> None:
-    """Parameters are listed in the model's own order (optimizers and tied names depend on it)."""
-    for table in ("_modules", "_parameters", "_buffers"):
-        own, wanted = getattr(module, table), list(getattr(model, table))
-        ordered = {name: own[name] for name in [*(n for n in wanted if n in own), *(n for n in own if n not in wanted)]}
-        own.clear()
-        own.update(ordered)
-    for name, child in model._modules.items():
-        if child is not None and name in module._modules and module._modules[name] is not child:
-            _same_order(module._modules[name], child)
-
-
-def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _leaf(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not list(module.children())
-
-
-def _attach(module: fx.GraphModule, name: str, tensor: torch.Tensor, model: nn.Module) -> None:
-    path, _, last = name.rpartition(".")
-    owner: nn.Module = module
-    for part in path.split(".") if path else []:
-        if not hasattr(owner, part):
-            owner.add_module(part, nn.Module())
-        owner = getattr(owner, part)
-    if isinstance(tensor, nn.Parameter):
-        owner.register_parameter(last, tensor)
-    else:
-        holder = model.get_submodule(path)
-        owner.register_buffer(last, tensor, persistent=last not in holder._non_persistent_buffers_set)

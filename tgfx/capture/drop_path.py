@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.capture.tracer import acts_on_mode, has_state
+from tgfx.ir.tree import put_module
 
 _FEATURE_DROPOUT = {2: nn.Dropout1d, 3: nn.Dropout2d, 4: nn.Dropout3d}
 
@@ -57,8 +58,7 @@ def replace_drop_paths(model: nn.Module, ranks: dict[str, set[int]]) -> None:
             continue
         new = nn.Identity() if probability == 0 else _per_sample_dropout(rank, probability)
         new.train(layer.training)
-        parent, _, last = path.rpartition(".")
-        setattr(model.get_submodule(parent), last, new)
+        put_module(model, path, new)
 
 
 def _per_sample_dropout(rank: int, probability: float) -> fx.GraphModule:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import warnings
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim, export
+
+from tgfx.ir.tree import find, named_tensors
 
 
 def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
@@ -42,11 +43,11 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _bring_constants(module: fx.GraphModule, model: nn.Module) -> None:
     """Constants that torch.export lifted out of the code become buffers of our copy of the model."""
-    known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    known = dict(named_tensors(model))
     for node in module.graph.nodes:
         if node.op != "get_attr" or str(node.target) in known:
             continue
-        value = operator.attrgetter(str(node.target))(module)
+        value = find(module, str(node.target))
         if isinstance(value, torch.Tensor):
             name, count = "lifted_constant_0", 0
             while hasattr(model, name):

@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from tgfx.capture.modes import new_layer, owner_of
 from tgfx.ir.dead_code import eliminate_dead_code
+from tgfx.ir.tree import has_module, put_module
 from tgfx.ops.naming import op_name
 
 _LAYERS: dict[str, tuple[type, ...]] = {
@@ -40,7 +41,7 @@ def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
     for node in module.graph.nodes:
         node.type = None  # annotations of the user's code; as strings they could not be pickled
         owner = owner_of(node)
-        if owner and _has_module(model, owner):
+        if owner and has_module(model, owner):
             module.add_submodule(owner, model.get_submodule(owner))
     graph = module.graph
     for node in list(graph.nodes):
@@ -65,7 +66,7 @@ def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
     """Layers of which the graph only names tensors: have the layer itself there, under its name."""
     for node in module.graph.nodes:
         path = str(node.target).rpartition(".")[0]
-        if node.op != "get_attr" or not path or not _has_module(model, path):
+        if node.op != "get_attr" or not path or not has_module(model, path):
             continue
         layer = model.get_submodule(path)
         if type(layer) is nn.modules.linear.NonDynamicallyQuantizableLinear:  # attention's name for a plain Linear
@@ -96,7 +97,7 @@ def _raise_layer(module: fx.GraphModule, node: fx.Node, kinds: tuple[type, ...])
         weight, x = node.args[0], node.args[1]
         bound = {"weight": weight, "input": x, "bias": None}
     path = _owner(module, weight, "weight")
-    if path is None or not _has_module(module, path):
+    if path is None or not has_module(module, path):
         return
     layer = module.get_submodule(path)
     if type(layer) not in kinds or not _same_settings(layer, bound, op_name(node), path):
@@ -169,7 +170,7 @@ def _raise_norm(module: fx.GraphModule, node: fx.Node) -> None:
     """F.batch_norm and F.instance_norm over the running statistics of a layer."""
     tensors = [arg for arg in node.all_input_nodes if arg.op == "get_attr"]
     path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
-    if path is None or not _has_module(module, path):
+    if path is None or not has_module(module, path):
         return
     layer = module.get_submodule(path)
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
@@ -179,7 +180,7 @@ def _raise_norm(module: fx.GraphModule, node: fx.Node) -> None:
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return
     if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-        _set(module, path, _plain_batch_norm(layer))
+        put_module(module, path, _plain_batch_norm(layer))
     _replace(node, path, node.args[0])
 
 
@@ -200,7 +201,7 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
     stack = node.meta.get("nn_module_stack") or {}
     owner = next(reversed(stack.values()), ("", ""))[0] if stack else ""
     p = bound.get("p", 0.5)
-    layer = module.get_submodule(owner) if owner and _has_module(module, owner) else None
+    layer = module.get_submodule(owner) if owner and has_module(module, owner) else None
     if type(layer) is nn.Dropout and layer.p == p:
         _replace(node, owner, bound["input"])
         return
@@ -249,16 +250,3 @@ def _drop_batch_counters(graph: fx.Graph) -> None:
 
 def _is_counter(node: fx.Node) -> bool:
     return node.op == "get_attr" and str(node.target).endswith("num_batches_tracked")
-
-
-def _has_module(module: nn.Module, path: str) -> bool:
-    try:
-        module.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
-
-
-def _set(module: nn.Module, path: str, layer: nn.Module) -> None:
-    parent, _, last = path.rpartition(".")
-    setattr(module.get_submodule(parent), last, layer)

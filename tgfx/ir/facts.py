@@ -89,6 +89,20 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Shuffle:
+    """A chain of data movement that as a whole is `x.index_select(axis, order)` and gives its last node's value.
+
+    x: its input; nodes: the chain in order; inside: nodes that only serve it, and are not needed where it is replaced.
+    """
+
+    x: str
+    nodes: tuple[str, ...]
+    inside: frozenset[str]
+    axis: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ChannelMap:
     """Result of the channel analysis over a captured graph."""
 
@@ -103,6 +117,7 @@ class ChannelMap:
     grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups
     seen_args: dict[str, tuple[tuple, dict]] = field(default_factory=dict)  # sizes as the run saw them
     containers: frozenset[str] = frozenset()  # nodes whose value is not one tensor
+    shuffles: tuple[Shuffle, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     batch: int = 1
     training: ChannelMap | None = None  # of the graph for train mode, where the model has one of its own

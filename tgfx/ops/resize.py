@@ -41,7 +41,7 @@ _SPLIT = {
     "unsafe_chunk",
     "unsafe_split_with_sizes",
 }
-_MODULES_WITH_SIZES = {"Fold", "Unflatten"}
+_MODULES_WITH_SIZES = {"Fold"}
 
 
 class Cut(Protocol):
@@ -63,13 +63,17 @@ def can_resize(node: fx.Node, root: nn.Module) -> bool:
     """Whether a node that works with sizes can be brought to smaller operands."""
     name = op_name(node, root)
     if node.op == "call_module":
-        return name not in _MODULES_WITH_SIZES
+        named = isinstance(getattr(root.get_submodule(str(node.target)), "dim", None), str)  # an axis with a name
+        return name not in _MODULES_WITH_SIZES and not named
     return name in AGNOSTIC or name in RULES
 
 
 def resize(cut: Cut, node: fx.Node, copy: fx.Node, root: nn.Module) -> Any:
     """Bring `copy` (of `node`) to the cut. Returns what takes its place: a node, or a plain value."""
-    rule = RULES.get(op_name(node, root)) if node.op in ("call_function", "call_method") else None
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        return _unflatten_module(cut, node, copy, module) if isinstance(module, nn.Unflatten) else copy
+    rule = RULES.get(op_name(node)) if node.op in ("call_function", "call_method") else None
     return rule(cut, node, copy) if rule else copy
 
 
@@ -98,7 +102,8 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     x, rest = copy.args[0], list(copy.args[1:])
     kwargs = dict(copy.kwargs)
     if name == "unflatten":
-        dim, sizes, offset = rest[0], list(rest[1]), None
+        dim = rest[0] if rest else kwargs["dim"]
+        sizes = list(rest[1] if len(rest) > 1 else kwargs["sizes"])
         offset = dim % len(cut.before(node.args[0]))  # type: ignore[arg-type]
     else:
         if rest and isinstance(rest[0], torch.dtype):
@@ -111,7 +116,8 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     with cut.graph.inserting_before(copy):
         sizes = [_scaled(cut, size, shape[offset + i], _after(cut, node, offset + i)) for i, size in enumerate(sizes)]
     if name == "unflatten":
-        copy.args = (x, rest[0], sizes)
+        copy.args = (x, dim, sizes)
+        copy.kwargs = {}
     elif copy.op == "call_method":
         copy.args = (x, *sizes)
         copy.kwargs = {}
@@ -119,6 +125,18 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         copy.args = (x, sizes)
         copy.kwargs = {}
     return copy
+
+
+def _unflatten_module(cut: Cut, node: fx.Node, copy: fx.Node, module: nn.Unflatten) -> Any:
+    """nn.Unflatten may be called in several places, each with survivors of its own: a call of the function there."""
+    shape = cut.before(node)
+    first = module.dim % (len(shape) - len(module.unflattened_size) + 1)
+    axes = range(first, first + len(module.unflattened_size))
+    if all(cut.kept(node, axis) is None for axis in axes):
+        return copy
+    sizes = [_after(cut, node, axis) for axis in axes]
+    with cut.graph.inserting_before(copy):
+        return cut.graph.call_function(torch.unflatten, (copy.args[0], first, sizes))
 
 
 def _one_by_one(cut: Cut, node: fx.Node, given: Any, copy: fx.Node) -> list[Any]:
@@ -254,11 +272,15 @@ def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         changed = True
         size = cut.before(x)[axis]  # type: ignore[arg-type]
         pad[i], pad[i + 1] = sum(k < pad[i] for k in kept), sum(k >= pad[i] + size for k in kept)
-    if changed:
-        if len(copy.args) > 1:
-            copy.args = (copy.args[0], pad, *copy.args[2:])
-        else:
-            copy.kwargs = {**copy.kwargs, "pad": pad}
+    return _with_argument(copy, 1, "pad", pad) if changed else copy
+
+
+def _with_argument(copy: fx.Node, position: int, key: str, value: Any) -> fx.Node:
+    """The node with another value for an argument, given by place or by name as before."""
+    if len(copy.args) > position:
+        copy.args = (*copy.args[:position], value, *copy.args[position + 1 :])
+    else:
+        copy.kwargs = {**copy.kwargs, key: value}
     return copy
 
 
@@ -271,11 +293,7 @@ def _normalized_shape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     if all(cut.kept(x, axis) is None for axis in range(first, ndim)):  # type: ignore[arg-type]
         return copy
     new = [_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
-    if len(copy.args) > 1:
-        copy.args = (copy.args[0], new, *copy.args[2:])
-    else:
-        copy.kwargs = {**copy.kwargs, "normalized_shape": new}
-    return copy
+    return _with_argument(copy, 1, "normalized_shape", new)
 
 
 def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
@@ -288,12 +306,7 @@ def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     before = args[position] if len(args) > position else kwargs.get(key, 1)
     if before == 1:
         return copy
-    after = cut.groups(node, before)
-    if len(copy.args) > position:
-        copy.args = (*copy.args[:position], after, *copy.args[position + 1 :])
-    else:
-        copy.kwargs = {**copy.kwargs, key: after}
-    return copy
+    return _with_argument(copy, position, key, cut.groups(node, before))
 
 
 def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
