@@ -38,6 +38,7 @@ class Facts:
     cost: CostModel
     model_name: str
     ignored: tuple[str, ...] = ()
+    granularity: tuple[str, ...] = ("channel",)
 
 
 class GatedModule(fx.GraphModule):
@@ -103,9 +104,22 @@ class GatedModule(fx.GraphModule):
         """What the model costs with the gates as they are (0-dim, differentiable).
 
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
-        as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels.
+        as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels; heads: open query
+        heads of all attentions (where heads are gated).
         """
-        return self.facts.cost.evaluate(_known_kind(kind), self.bank(), self._gone())
+        return self.facts.cost.evaluate(self._known_kind(kind), self.bank(), self._gone())
+
+    def _known_kind(self, kind: str) -> str:
+        if kind not in KINDS:
+            raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join(KINDS), found=repr(kind))
+        if kind == "heads" and "head" not in self.facts.granularity:
+            raise BudgetError(
+                "attention heads are not gated here",
+                expected='a model gated with granularity="head" or ("channel", "head")',
+                found=f"granularity={self.facts.granularity}",
+                fix='tgfx.transform(model, granularity="head")',
+            )
+        return kind
 
     def _gone(self) -> frozenset[str]:
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
@@ -119,20 +133,20 @@ class GatedModule(fx.GraphModule):
 
     def total(self, kind: str = "flops") -> float:
         """The cost with all gates open."""
-        return self.facts.cost.total(_known_kind(kind))
+        return self.facts.cost.total(self._known_kind(kind))
 
     def ratio(self, kind: str = "flops") -> Tensor:
         return self.cost(kind) / self.total(kind)
 
     def cost_expr(self, kind: str = "flops") -> sympy.Expr:
         """The cost as a polynomial in n[group], the number of open gates of each group."""
-        return self.facts.cost.expression(_known_kind(kind))
+        return self.facts.cost.expression(self._known_kind(kind))
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:
         """Per gate: how much the cost changes with each of its channels."""
         bank = self.bank().detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(_known_kind(kind), bank), bank)
+            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(self._known_kind(kind), bank), bank)
         return {g.name: gradient[g.start : g.start + g.size] for g in self.facts.coupling.groups}
 
     def cheapest(self, kind: str = "flops") -> float:
@@ -141,7 +155,7 @@ class GatedModule(fx.GraphModule):
         bank[-1] = 1
         for group in self.facts.coupling.groups:
             bank[group.start] = 1
-        return float(self.facts.cost.evaluate(_known_kind(kind), bank)) / self.total(kind)
+        return float(self.facts.cost.evaluate(self._known_kind(kind), bank)) / self.total(kind)
 
     def budget_loss(self, *, weight: float = 1.0, **budgets: float) -> Tensor:
         """weight * sum over kinds of (rho - C / C_tot)^2 (paper eq. 8)."""
@@ -149,7 +163,7 @@ class GatedModule(fx.GraphModule):
             raise BudgetError("no budget given", expected="e.g. budget_loss(flops=0.5)", found="nothing")
         loss = torch.zeros((), device=self.bank.is_open().device)
         for kind, rho in budgets.items():
-            _known_kind(kind)
+            self._known_kind(kind)
             if not isinstance(rho, int | float) or isinstance(rho, bool) or not 0 < rho <= 1:
                 raise BudgetError(
                     f"budget {kind}={rho!r} cannot be met",
@@ -215,10 +229,6 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
     return gated
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join(KINDS), found=repr(kind))
-    return kind
 
 
 __all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError"]
