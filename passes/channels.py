@@ -372,7 +372,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             nodes=self.nodes,
             reads=tuple(self.reads),
             work=tuple(self.works),
-            heads=tuple(self.head_works),
+            heads=tuple(self.head_works.values()),
             channels=self.channels,
             const_nodes=frozenset(self.const_nodes),
             grouping=dict(self.grouping_modes),

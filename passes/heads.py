@@ -74,7 +74,8 @@ def attention_path(
     for other in made[1:]:
         path = _shared(path, other)
     making = {_module(m.name) for m in members if (m.name, m.axis) in producers}
-    reading = [_shared(path, _module(m.name)) for m in members if _module(m.name) not in making]
+    tables = [m for m in members if len(channels.params[m.name].shape) > 1]  # not a norm or a bias on the way
+    reading = [_shared(path, _module(m.name)) for m in tables if _module(m.name) not in making]
     return max(reading, key=len, default=path)
 
 

@@ -26,7 +26,7 @@ class RuleRecorder:
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
         self.works: list[Work] = []
-        self.head_works: list[Work] = []
+        self.head_works: dict[str, Work] = {}  # by node: a fused attention may run as several products
         self.head_rows: list[np.ndarray] = []
         self.channels: dict[str, torch.Tensor] = {}
         self.grouping_modes: dict[str, str] = {}
@@ -157,7 +157,7 @@ class RuleRecorder:
         # a batch may repeat the heads: each combination of ids is one head
         axes = tuple(torch.unique(torch.stack(own), dim=1) for own in by_axis.values())
         if axes:
-            self.head_works.append(Work(self._node.name, "heads", 1, axes, False))
+            self.head_works[self._node.name] = Work(self._node.name, "heads", 1, axes, False)
 
     def grouping(self, mode: str) -> None:
         if self._node is not None:
