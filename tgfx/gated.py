@@ -112,12 +112,12 @@ class GatedModule(fx.GraphModule):
     def _known_kind(self, kind: str) -> str:
         if kind not in KINDS:
             raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join(KINDS), found=repr(kind))
-        if kind == "heads" and "head" not in self.facts.granularity:
+        if kind == "heads" and not any(group.kind == "head" for group in self.facts.coupling.groups):
             raise BudgetError(
                 "attention heads are not gated here",
                 expected='a model gated with granularity="head" or ("channel", "head")',
-                found=f"granularity={self.facts.granularity}",
-                fix='tgfx.transform(model, granularity="head")',
+                found=f"no gated head, granularity={self.facts.granularity}",
+                fix='tgfx.transform(model, granularity="head") says why if there are none',
             )
         return kind
 
@@ -227,8 +227,6 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
         if not hasattr(gated, key):
             setattr(gated, key, value)
     return gated
-
-
 
 
 __all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError"]

@@ -42,7 +42,12 @@ class Report:
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """kind -> (now, all open)"""
-        kinds = ["flops", "params", "channels", *(["heads"] if "head" in self.gated.facts.granularity else [])]
+        kinds = [
+            "flops",
+            "params",
+            "channels",
+            *(["heads"] if any(g.kind == "head" for g in self.gated.facts.coupling.groups) else []),
+        ]
         return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in kinds}
 
     def __str__(self) -> str:
