@@ -7,8 +7,6 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +30,7 @@ from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.attention import Attention, HeadRows
 from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
+from tgfx.passes.undisturbed import undisturbed
 
 
 def analyse_channels(source: Source, heads: HeadRows | None = None) -> ChannelMap:
@@ -48,22 +47,6 @@ def analyse_channels(source: Source, heads: HeadRows | None = None) -> ChannelMa
             one.run_example()
         settle([recorder, *others])
     return replace(recorder.facts(), training=others[0].facts() if others else None)
-
-
-@contextmanager
-def undisturbed(source: Source) -> Iterator[None]:
-    """Operators are all visible while this is open, and buffers are as before afterwards."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        with torch.no_grad():
-            for buffer, before in buffers:  # a train-mode graph moves running statistics
-                buffer.copy_(before)
 
 
 def settle(recorders: list[ChannelRecorder]) -> None:

@@ -20,7 +20,8 @@ from tgfx.ir.ids import LooseIds
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source
 from tgfx.passes.attention import Attention, HeadRows, find_attention
-from tgfx.passes.channels import ChannelRecorder, undisturbed
+from tgfx.passes.channels import ChannelRecorder
+from tgfx.passes.undisturbed import undisturbed
 
 
 def find_heads(source: Source) -> HeadRows:

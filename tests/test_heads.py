@@ -151,8 +151,8 @@ class Attending(nn.Module):
         self.self_attn, self.out = nn.MultiheadAttention(24, 4, **arguments), nn.Linear(24, 3)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, padding: Any = None) -> Tensor:
-        same = key.shape == query.shape
-        key, value = (query, query) if same else (key, value)
+        if self.self_attn._qkv_same_embed_dim:
+            key = value = query
         return self.out(self.self_attn(query, key, value, attn_mask=mask, key_padding_mask=padding, **self.options)[0])
 
 
