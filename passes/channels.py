@@ -28,28 +28,26 @@ from tgfx.ops.naming import is_torch_function, op_name
 from tgfx.ops.pointwise import pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
+from tgfx.passes.attention import Attention, HeadRows
 from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
 from tgfx.passes.shuffles import find_shuffles
+from tgfx.passes.undisturbed import undisturbed
 
 
-def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
-    """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen."""
-    recorder = ChannelRecorder(source, head_first=head_first)
-    others = [ChannelRecorder(source.training, head_first=head_first, like=recorder)] if source.training else []
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
-    try:
-        with torch.no_grad():
-            for one in (recorder, *others):
-                one.run_example()
-            settle([recorder, *others])
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        with torch.no_grad():
-            for buffer, before in buffers:  # a train-mode graph moves running statistics
-                buffer.copy_(before)
+def analyse_channels(source: Source, heads: HeadRows | None = None) -> ChannelMap:
+    """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen.
+
+    heads: found by passes.heads where channels of one attention head are to be one atom.
+    """
+    heads = heads or HeadRows()
+    recorder = ChannelRecorder(source, heads.attention)
+    others = [ChannelRecorder(source.training, heads.in_training, like=recorder)] if source.training else []
+    recorder.tie_heads(heads.rows)
+    with undisturbed(source):
+        for one in (recorder, *others):
+            one.run_example()
+        settle([recorder, *others])
     return replace(recorder.facts(), training=others[0].facts() if others else None)
 
 
@@ -64,8 +62,15 @@ def settle(recorders: list[ChannelRecorder]) -> None:
 class ChannelRecorder(RuleRecorder, fx.Interpreter):
     """Executes the graph node by node and settles, after each, what the operator rules said."""
 
-    def __init__(self, source: Source, *, head_first: bool, like: ChannelRecorder | None = None) -> None:
-        RuleRecorder.__init__(self, like.space if like else IdSpace(), head_first=head_first)
+    def __init__(
+        self,
+        source: Source,
+        attention: Attention,
+        space: IdSpace | None = None,
+        *,
+        like: ChannelRecorder | None = None,
+    ) -> None:
+        RuleRecorder.__init__(self, like.space if like else space or IdSpace(), attention)
         fx.Interpreter.__init__(self, source.module)
         self.source = source
         self.nodes: dict[str, NodeIds] = {}
@@ -100,6 +105,11 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                 known = TensorIds(tuple(tensor.shape), tuple(layers))
                 table[name] = known
                 self._owned[id(tensor)] = (tensor, known, ("param", name, 0))
+
+    def tie_heads(self, rows: tuple[np.ndarray, ...]) -> None:
+        place = Refusal("tied", "", "attention heads")
+        for ids in rows:
+            self.space.unite(ids, ids[:, :1], place)
 
     def run_example(self) -> None:
         flat = self.source.flat_inputs()
@@ -347,6 +357,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             nodes=self.nodes,
             reads=tuple(self.reads),
             work=tuple(self.works),
+            heads=tuple(self.head_works.values()),
             channels=self.channels,
             const_nodes=frozenset(self.const_nodes),
             grouping=dict(self.grouping_modes),

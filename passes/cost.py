@@ -18,7 +18,7 @@ from torch import Tensor
 from tgfx.ir.facts import ChannelMap, Work
 from tgfx.passes.couple import Coupling
 
-KINDS = ("flops", "flops_all", "params", "channels")
+KINDS = ("flops", "flops_all", "params", "channels", "heads")
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple
         cost.terms["flops_all"].append(term)
         if work.counted:
             cost.terms["flops"].append(term)
+    for work in channels.heads:
+        cost.terms["heads"].append(_work_term(cost, coupling, work, 1))
     for name, shape in params.items():
         factor, axes = 1, []
         ids = channels.params[name]
@@ -165,7 +167,8 @@ def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple
 
 
 def _work_term(cost: CostModel, coupling: Coupling, work: Work, batch: int) -> Term:
-    axes = tuple(cost.axis(coupling.slots_of(axis.numpy())) for axis in work.axes)
+    slots = [coupling.slots_of(axis.numpy()) for axis in work.axes]
+    axes = tuple(cost.axis(np.unique(own, axis=0) if len(own) > 1 else own) for own in slots)
     return _folded(cost, Term(work.factor / batch, axes, work.node))
 
 

@@ -6,7 +6,7 @@ parameter axes, whose edges carry the operator that ties them, answers "why".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ import numpy as np
 
 from tgfx.ir.facts import Axis, ChannelMap
 from tgfx.ir.refusal import Refusal
+from tgfx.passes.heads import attention_path, head_roots
+
+Members = dict[tuple[int, ...], list[int]]  # indices of parameter axes -> atoms that live on exactly these
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,7 @@ class Group:
     frozen: Refusal | None
     roots: np.ndarray
     start: int = -1  # first slot in the gate bank; -1 when frozen
+    kind: str = "channel"  # what an atom is: "channel" or "head" (of an attention)
 
     @property
     def op(self) -> str:
@@ -85,15 +89,17 @@ def couple(channels: ChannelMap) -> Coupling:
     producers = _producers(channels)
     groups, frozen, start = [], [], 0
     names: set[str] = set()
-    for signature, roots in members.items():
+    heads = head_roots(channels)
+    for signature, kind, roots in _by_kind(members, heads):
         own = tuple(axes[i] for i in signature)
-        name = _name(own, producers, names)
+        path = attention_path(channels, roots, own, producers) if kind == "head" else ""
+        name = _unused(path, names) if path else _name(own, producers, names)
         ties = _ties_between(graph, own)
         refusal = None
         if len(roots) < 2:
-            refusal = Refusal("is a single channel: a group never loses its last one", own[0].name)
+            refusal = Refusal(f"is a single {kind}: a group never loses its last one", own[0].name)
         ordered = np.array(sorted(roots), dtype=np.int64)
-        group = Group(name, len(roots), own, ties, refusal, ordered, -1 if refusal else start)
+        group = Group(name, len(roots), own, ties, refusal, ordered, -1 if refusal else start, kind)
         if refusal:
             frozen.append(group)
         else:
@@ -107,11 +113,20 @@ def couple(channels: ChannelMap) -> Coupling:
     return Coupling(tuple(groups), tuple(frozen), start, slot_of_root[everyone], graph)
 
 
+def _by_kind(members: Members, heads: np.ndarray) -> Iterator[tuple[tuple[int, ...], str, list[int]]]:
+    """Atoms of a signature that are attention heads have a group of their own."""
+    for signature, roots in members.items():
+        is_head = np.isin(roots, heads)
+        for kind, chosen in (("channel", ~is_head), ("head", is_head)):
+            if chosen.any():
+                yield signature, kind, np.array(roots)[chosen].tolist()
+
+
 def _parameter_axes(channels: ChannelMap) -> list[Axis]:
     return [o if isinstance(o, Axis) else Axis("?", "", 0) for o in channels.space.owners]
 
 
-def _members_of_atoms(channels: ChannelMap, axes: list[Axis]) -> dict[tuple[int, ...], list[int]]:
+def _members_of_atoms(channels: ChannelMap, axes: list[Axis]) -> Members:
     """signature (sorted owner indices, parameters only) -> roots, in the order of their first id."""
     space = channels.space
     ids = np.arange(1, space.size)
@@ -151,7 +166,10 @@ def _name(members: Iterable[Axis], producers: set[tuple[str, int]], taken: set[s
     """The first layer that makes these channels; numbered if it makes several groups."""
     members = list(members)
     first = next((m for m in members if (m.name, m.axis) in producers), members[0])
-    base = first.name.rpartition(".")[0] or first.name
+    return _unused(first.name.rpartition(".")[0] or first.name, taken)
+
+
+def _unused(base: str, taken: set[str]) -> str:
     name, count = base, 1
     while name in taken:
         count += 1

@@ -9,9 +9,10 @@ import torch
 from torch import fx
 
 from tgfx.ir.facts import Axis, TensorIds, Work
-from tgfx.ir.ids import IdSpace, collapse, distinct_along
+from tgfx.ir.ids import IdSpace, collapse, distinct_along, squeezed_atoms
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import source_line
+from tgfx.passes.attention import Attention
 
 Origin = tuple[str, str, int]
 Entry = tuple[torch.Tensor, TensorIds, Origin | None]
@@ -20,11 +21,13 @@ Entry = tuple[torch.Tensor, TensorIds, Origin | None]
 class RuleRecorder:
     """Identities of live tensors, and what the rules said about the node that runs."""
 
-    def __init__(self, space: IdSpace, *, head_first: bool) -> None:
-        self.space, self.head_first = space, head_first
+    def __init__(self, space: IdSpace, attention: Attention) -> None:
+        self.space, self.attention = space, attention
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
         self.works: list[Work] = []
+        self.head_works: dict[str, Work] = {}  # by node: a fused attention may run as several products
+        self.head_rows: list[np.ndarray] = []
         self.channels: dict[str, torch.Tensor] = {}
         self.grouping_modes: dict[str, str] = {}
         self._whole: set[str] = set()
@@ -48,6 +51,8 @@ class RuleRecorder:
         origin = self.origin(like) if like is not None else None
         # a layer that is frozen throughout says as much as none
         living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
+        if self.attention.products:  # rows of one head are one atom: the axis inside of heads has no channels
+            living = tuple(squeezed_atoms(self.space, x) for x in living)
         known = TensorIds(tuple(tensor.shape), living)
         if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
             return
@@ -128,6 +133,31 @@ class RuleRecorder:
                     continue  # counted as a whole already
                 both = own if known is None else np.union1d(known.numpy(), own)
                 self.channels[owner.name] = torch.from_numpy(np.unique(both))
+
+    # -- attention heads ---------------------------------------------------------------------------------------
+
+    @property
+    def head_first(self) -> bool:
+        return self._node is not None and self._node.name in self.attention.products
+
+    def one_head(self, layer: torch.Tensor, axis: int) -> None:
+        size = layer.shape[axis]
+        self.head_rows.append(layer.movedim(axis, 0).reshape(size, -1).numpy())
+
+    def is_broadcast(self, layer: torch.Tensor) -> bool:
+        owners = [self.space.owners[i] for i in np.unique(self.space.owner_indices(layer.numpy())).tolist() if i >= 0]
+        return all(isinstance(owner, Axis) and owner.kind == "expand" for owner in owners)
+
+    def heads(self, layers: list[torch.Tensor]) -> None:
+        if self._node is None or self._node.name not in self.attention.values:
+            return
+        by_axis: dict[int, list[torch.Tensor]] = {}
+        for layer in layers:
+            by_axis.setdefault(int(np.argmax(layer.shape)), []).append(layer.reshape(-1))
+        # a batch may repeat the heads: each combination of ids is one head
+        axes = tuple(torch.unique(torch.stack(own), dim=1) for own in by_axis.values())
+        if axes:
+            self.head_works[self._node.name] = Work(self._node.name, "heads", 1, axes, False)
 
     def grouping(self, mode: str) -> None:
         if self._node is not None:

@@ -57,8 +57,8 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups", "marginal",
-        "open_slots", "ratio", "report", "total",
+        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups",
+        "kinds", "marginal", "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 
 

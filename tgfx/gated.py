@@ -14,12 +14,12 @@ from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GateBank
 from tgfx.budget import Budget, check_kind
-from tgfx.errors import InputError
+from tgfx.errors import BudgetError, InputError
 from tgfx.gates import TrainableGate
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.source import Source
-from tgfx.passes.cost import CostModel
+from tgfx.passes.cost import KINDS, CostModel
 from tgfx.passes.couple import Coupling, Groups
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
@@ -40,6 +40,7 @@ class Facts:
     cost: CostModel
     model_name: str
     ignored: tuple[str, ...] = ()
+    granularity: tuple[str, ...] = ("channel",)
 
 
 class GatedModule(fx.GraphModule):
@@ -105,9 +106,26 @@ class GatedModule(fx.GraphModule):
         """What the model costs with the gates as they are (0-dim, differentiable).
 
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
-        as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels.
+        as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels; heads: open query
+        heads of all attentions (where heads are gated).
         """
-        return self.facts.cost.evaluate(check_kind(kind), self.bank(), self._gone())
+        return self.facts.cost.evaluate(self._known_kind(kind), self.bank(), self._gone())
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of cost that this model has."""
+        heads = any(group.kind == "head" for group in self.facts.coupling.groups)
+        return tuple(kind for kind in KINDS if kind != "heads" or heads)
+
+    def _known_kind(self, kind: str) -> str:
+        if check_kind(kind) not in self.kinds:
+            raise BudgetError(
+                "attention heads are not gated here",
+                expected='a model gated with granularity="head" or ("channel", "head")',
+                found=f"no gated head, granularity={self.facts.granularity}",
+                fix='tgfx.transform(model, granularity="head") says why if there are none',
+            )
+        return kind
 
     def _gone(self) -> frozenset[str]:
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
@@ -121,20 +139,20 @@ class GatedModule(fx.GraphModule):
 
     def total(self, kind: str = "flops") -> float:
         """The cost with all gates open."""
-        return self.facts.cost.total(check_kind(kind))
+        return self.facts.cost.total(self._known_kind(kind))
 
     def ratio(self, kind: str = "flops") -> Tensor:
         return self.cost(kind) / self.total(kind)
 
     def cost_expr(self, kind: str = "flops") -> sympy.Expr:
         """The cost as a polynomial in n[group], the number of open gates of each group."""
-        return self.facts.cost.expression(check_kind(kind))
+        return self.facts.cost.expression(self._known_kind(kind))
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:
         """Per gate: how much the cost changes with each of its channels."""
         bank = self.bank().detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(check_kind(kind), bank), bank)
+            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(self._known_kind(kind), bank), bank)
         return {g.name: gradient[g.start : g.start + g.size] for g in self.facts.coupling.groups}
 
     def cheapest(self, kind: str = "flops") -> float:
@@ -143,7 +161,7 @@ class GatedModule(fx.GraphModule):
         bank[-1] = 1
         for group in self.facts.coupling.groups:
             bank[group.start] = 1
-        return float(self.facts.cost.evaluate(check_kind(kind), bank)) / self.total(kind)
+        return float(self.facts.cost.evaluate(self._known_kind(kind), bank)) / self.total(kind)
 
     def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
         """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).

@@ -23,12 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from tgfx._version import __version__
-from tgfx.errors import IgnoreError, InputError, PlanError
+from tgfx.errors import GranularityError, IgnoreError, InputError, NothingToGateError, PlanError
 from tgfx.gated import GatedModule
+from tgfx.granularity import parse
 from tgfx.shrinking import cut_to, shrink_slots
 from tgfx.transforming import transform
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # format 1 knew channels only
 PLAN, WEIGHTS = "plan.json", "weights.safetensors"
 
 
@@ -43,6 +45,7 @@ def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: i
         "tgfx": __version__,
         "model": gated.facts.model_name,
         "architecture": fingerprint(gated),
+        "granularity": list(gated.facts.granularity),
         "ignore": list(gated.facts.ignored),
         "kept": {
             group.name: np.flatnonzero(opened[group.start : group.start + group.size]).tolist()
@@ -66,11 +69,12 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
     """The compact model: `model` is a fresh instance of the original class (its weights do not matter)."""
     plan, weights = _read(Path(folder))
     try:
-        gated = transform(model, example_inputs, ignore=[name for name in plan.get("ignore", []) if name])
-    except IgnoreError as error:
+        ignored = [name for name in plan.get("ignore", []) if name]
+        gated = transform(model, example_inputs, granularity=plan.get("granularity", "channel"), ignore=ignored)
+    except (IgnoreError, NothingToGateError) as error:
         raise PlanError(
             "the plan is for another architecture",
-            expected=f"{plan['model']}, which has the layers that were ignored",
+            expected=f"{plan['model']}, with its layers {_brief(plan['sizes'])}",
             found=type(model).__name__,
             where=str(folder),
             fix="build the model with the same class and settings as when the plan was saved",
@@ -136,8 +140,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise damaged(f"{type(error).__name__}: {error}", error) from error
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+    if not isinstance(plan, dict) or plan.get("format") not in READABLE:
         raise damaged(f"format {plan.get('format') if isinstance(plan, dict) else type(plan).__name__}")
+    try:
+        parse(plan.get("granularity", "channel"))
+    except GranularityError as error:
+        raise damaged(f"granularity {plan['granularity']!r}", error) from error
     kept, sizes = plan.get("kept"), plan.get("sizes")
     if not isinstance(kept, dict) or not isinstance(sizes, dict) or set(kept) != set(sizes):
         raise damaged("groups and sizes that do not belong together")

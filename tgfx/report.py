@@ -29,6 +29,7 @@ class Report:
         return [
             {
                 "group": g.name,
+                "kind": g.kind,
                 "open": opened.get(g.name, g.size),
                 "size": g.size,
                 "layers": _layers(g),
@@ -41,13 +42,19 @@ class Report:
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """kind -> (now, all open)"""
-        return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in ("flops", "params", "channels")}
+        kinds = [
+            "flops",
+            "params",
+            "channels",
+            *(["heads"] if any(g.kind == "head" for g in self.gated.facts.coupling.groups) else []),
+        ]
+        return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in kinds}
 
     def __str__(self) -> str:
         out = io.StringIO()
         console = Console(file=out, width=120, highlight=False)
         facts = self.gated.facts
-        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels")
+        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {_counted(facts.coupling.groups)}")
         for header, justify in (
             ("group", "left"),
             ("open/size", "right"),
@@ -57,6 +64,7 @@ class Report:
             table.add_column(header, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows():
             state = f"{row['open']}/{row['size']}" if not row["frozen"] else f"kept {row['size']}"
+            state += " heads" if row["kind"] == "head" else ""
             table.add_row(str(row["group"]), state, str(row["layers"]), str(row["frozen"] or row["tied_by"]))
         console.print(table)
         for kind, (now, total) in self.totals().items():
@@ -75,6 +83,12 @@ def render(table: Table) -> str:
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(table)
     return out.getvalue()
+
+
+def _counted(groups: tuple[Group, ...]) -> str:
+    """e.g. "12 heads and 300 channels"."""
+    sizes = {kind: sum(g.size for g in groups if g.kind == kind) for kind in dict.fromkeys(g.kind for g in groups)}
+    return " and ".join(f"{size} {kind}s" for kind, size in sorted(sizes.items(), reverse=True))
 
 
 def _layers(group: Group, most: int = 4) -> str:
@@ -102,11 +116,11 @@ def explain(gated: GatedModule, name: str) -> str:
 def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
     role = _role(group, name)
     if group.frozen is not None:
-        lines = [f"{name}: {role} kept ({group.size} channels).", f"  reason: {group.frozen}"]
+        lines = [f"{name}: {role} kept ({group.size} {group.kind}s).", f"  reason: {group.frozen}"]
     else:
         gate = gated.gates[group.name]
         lines = [
-            f"{name}: {role} group '{group.name}', {group.size} channels, {gate.open_count()} open.",
+            f"{name}: {role} group '{group.name}', {group.size} {group.kind}s, {gate.open_count()} open.",
             "  can be cut: closing a gate removes its slice of every member below.",
         ]
     lines.append("  members: " + ", ".join(map(str, group.members)))

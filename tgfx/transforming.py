@@ -14,7 +14,6 @@ from tgfx.bank import GateBank
 from tgfx.capture import capture, example_inputs_for, prepare
 from tgfx.errors import (
     AlreadyGatedError,
-    GranularityError,
     IgnoreError,
     InputError,
     LazyModuleError,
@@ -24,6 +23,7 @@ from tgfx.errors import (
 )
 from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
+from tgfx.granularity import parse
 from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
@@ -32,6 +32,7 @@ from tgfx.ir.tree import named_tensors
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import couple
+from tgfx.passes.heads import find_heads, keep_all_but_heads
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.rng import untouched_rng
@@ -43,7 +44,7 @@ def transform(
     model: nn.Module,
     example_inputs: Any = None,
     *,
-    granularity: str = "channel",
+    granularity: str | Sequence[str] = "channel",
     gate: GateSpec | None = None,
     ignore: Sequence[Ignore] | Ignore = (),
     strict: bool = False,
@@ -52,9 +53,11 @@ def transform(
 
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
     what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
-    instead of keeping channels that meet something unknown.
+    instead of keeping channels that meet something unknown. granularity: what a gate decides on, "channel", "head"
+    (of attentions; all else stays) or both, ("channel", "head"): heads inside of attentions, channels elsewhere.
     """
-    _check_model(model, granularity, gate)
+    _check_model(model, gate)
+    kinds = parse(granularity)
     ignored = _ignored_names(model, ignore)
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
@@ -63,14 +66,16 @@ def transform(
         mine.eval()
         reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
-        channels = analyse_channels(source)
+        channels = analyse_channels(source, find_heads(source) if "head" in kinds else None)
         _check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels)
+        if "channel" not in kinds:
+            keep_all_but_heads(channels)
         coupling = couple(channels)
         if not coupling.groups:
-            raise _nothing_to_gate(model, coupling.frozen)
+            raise _nothing_to_gate(model, coupling.frozen, kinds)
         placement = place_gates(source, channels, coupling)
         gated_graph = insert_gates(source, placement)
         training_graph = None
@@ -87,14 +92,15 @@ def transform(
     _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
-    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__, tuple(sorted(ignored)))
+    names = (tuple(sorted(ignored)), tuple(sorted(kinds)))
+    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__, *names)
     return GatedModule(root, gated_graph.graph, facts, training_graph)
 
 
 # -- steps of transform ----------------------------------------------------------------------------------------
 
 
-def _check_model(model: Any, granularity: Any, gate: Any) -> None:
+def _check_model(model: Any, gate: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError("this is not a model", expected="torch.nn.Module", found=type(model).__name__)
     if isinstance(model, GatedModule) or any(isinstance(m, GateBank) for m in model.modules()):
@@ -116,10 +122,6 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
     if gate is not None and not isinstance(gate, GateSpec):
         raise InputError(
             "gate cannot be used", expected='a tgfx.GateSpec, e.g. tgfx.GateSpec(shape="tanh")', found=repr(gate)
-        )
-    if granularity != "channel":
-        raise GranularityError(
-            f"granularity {granularity!r} is not available", expected='"channel"', found=repr(granularity)
         )
 
 
@@ -194,8 +196,16 @@ def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
         )
 
 
-def _nothing_to_gate(model: nn.Module, frozen: Sequence[Any]) -> NothingToGateError:
+def _nothing_to_gate(model: nn.Module, frozen: Sequence[Any], kinds: frozenset[str]) -> NothingToGateError:
     reasons = list(dict.fromkeys(str(g.frozen) for g in frozen if g.frozen))
+    if "channel" not in kinds:
+        asked = [reason for reason in reasons if "only heads are gated" not in reason]
+        return NothingToGateError(
+            f"{type(model).__name__} has no attention heads that can be gated",
+            expected="softmax(q k^T) v over several heads that layers of the model make",
+            found="; ".join(asked[:3]) or "no such attention",
+            fix='granularity="channel" gates channels',
+        )
     return NothingToGateError(
         f"{type(model).__name__} has no channels that can be gated",
         expected="at least one layer between input and output whose channels can go",

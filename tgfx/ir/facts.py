@@ -112,6 +112,7 @@ class ChannelMap:
     nodes: dict[str, NodeIds]
     reads: tuple[Read, ...]
     work: tuple[Work, ...]
+    heads: tuple[Work, ...]  # per attention: its heads, as axes of ids; empty unless heads are asked for
     channels: dict[str, torch.Tensor]  # weight of a conv or fully-connected layer -> ids of its output channels
     const_nodes: frozenset[str]
     grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups

@@ -114,6 +114,27 @@ def distinct_along(space: IdSpace, layer: torch.Tensor, axis: int) -> int:
     return len(np.unique(space.find(line.reshape(-1).numpy())))
 
 
+def squeezed_atoms(space: IdSpace, layer: torch.Tensor) -> torch.Tensor:
+    """Shrink a layer that crosses axes to size 1 on every axis along which its atoms are the same."""
+    if sum(size > 1 for size in layer.shape) < 2:
+        return layer
+    roots = torch.from_numpy(space.find(layer.numpy()))
+    for axis in range(layer.ndim):
+        if layer.shape[axis] > 1 and bool((roots == roots.narrow(axis, 0, 1)).all()):
+            layer, roots = layer.narrow(axis, 0, 1), roots.narrow(axis, 0, 1)
+    return layer
+
+
+class LooseIds(IdSpace):
+    """Ids that are handed out and followed, but never tied or frozen."""
+
+    def unite(self, a: np.ndarray, b: np.ndarray, place: Refusal | None = None) -> bool:
+        return False
+
+    def freeze(self, ids: np.ndarray, refusal: Refusal) -> bool:
+        return False
+
+
 def collapse(
     space: IdSpace, layer: torch.Tensor, keep: int, place: Refusal, unite: Callable[..., bool] | None = None
 ) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from tgfx.ops.contraction import settle_batch
+from tgfx.ops.contraction import add_matrix, keep_interior, settle_batch
 from tgfx.ops.registry import Call, register
 
 FUSED = (
@@ -41,8 +41,11 @@ def fused_attention(call: Call) -> None:
     n_axis, e_axis = q.ndim - 2, q.ndim - 1
     rows = [x for x in rec.ids(q).layers if x.shape[n_axis] > 1 and x.numel() == x.shape[n_axis]]
     if mask is not None:
-        _mask(call, mask, heads, rows, q.ndim)
+        add_matrix(call, mask, heads + rows, q.ndim, "is a mask over positions")
     values = [x for x in rec.ids(v).layers if x.shape[e_axis] > 1 and x.numel() == x.shape[e_axis]]
+    if heads and rec.head_first:
+        rec.heads(heads)
+        values = keep_interior(call, values)
     out = call.outputs()[0]
     rec.give(out, heads + rows + values)
     for extra in call.outputs()[1:]:
@@ -69,25 +72,8 @@ def _heads(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch:
                     rec.unite(mine.reshape(-1), repeated)
                 if not own:
                     rec.freeze(layer, "meets a head that has no channel identity")
-            if own and not theirs:
+            if own and not theirs and other.shape[axis] > 1:
                 for mine in own:
                     rec.freeze(mine, "meets a head that has no channel identity")
         kept.extend(own)
     return kept
-
-
-def _mask(call: Call, mask: torch.Tensor, heads: list, rows: list, ndim: int) -> None:
-    rec = call.rec
-    for layer in rec.ids(mask).layers:
-        aligned = layer.reshape((1,) * (ndim - layer.ndim) + tuple(layer.shape))
-        axes = [axis for axis in range(ndim) if aligned.shape[axis] > 1]
-        partner = [h for h in heads + rows if [a for a in range(ndim) if h.shape[a] > 1] == axes]
-        for other in partner:
-            rec.unite(aligned, other)
-        if not partner:
-            rec.freeze(layer, "is a mask over positions")
-    for other in heads + rows:
-        axis = max(range(ndim), key=lambda a: other.shape[a])
-        offset = axis - (ndim - mask.ndim)
-        if offset >= 0 and mask.shape[offset] > 1 and not rec.ids(mask).covers(offset):
-            rec.freeze(other, "meets a mask that has no channel identity")

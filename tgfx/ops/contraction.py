@@ -106,6 +106,9 @@ def bmm(call: Call) -> None:
     batch = unite_batch(call, a, b, (0,))
     m_layers = [x for x in rec.ids(a).layers if x.shape[1] > 1 and x.numel() == x.shape[1]]
     n_layers = [x for x in rec.ids(b).layers if x.shape[2] > 1 and x.numel() == x.shape[2]]
+    if batch and rec.head_first:
+        rec.heads([*rec.ids(a).on_axis(0), *rec.ids(b).on_axis(0)])
+        n_layers = keep_interior(call, n_layers)
     _add_bias(call, bias, n_layers, m_layers + batch)
     rec.give(call.out, batch + m_layers + n_layers)
     rec.work(2, [(a, 0), (a, 1), k, (b, 2)], counted=False)
@@ -144,15 +147,38 @@ def settle_batch(call: Call, tensor: torch.Tensor, batch_axes: tuple[int, ...]) 
     Onto the batch axis (whole heads live or die) when heads are wanted, else where more atoms are left.
     """
     rec = call.rec
+    if rec.head_first:
+        _keep_repeats(call, tensor, batch_axes)
     settled = []
     for layer in rec.ids(tensor).layers:
         axes = [axis for axis in range(layer.ndim) if layer.shape[axis] > 1]
         if len(axes) > 1:
             heads = [axis for axis in axes if axis in batch_axes]
-            pool = heads if heads and rec.head_first else axes
-            layer = rec.line(layer, max(pool, key=lambda axis: (rec.distinct(layer, axis), axis)))
+            whole_heads = bool(heads) and rec.head_first
+            keep = max(heads if whole_heads else axes, key=lambda axis: (rec.distinct(layer, axis), axis))
+            if whole_heads:
+                rec.one_head(layer, keep)
+            layer = rec.line(layer, keep)
         settled.append(layer)
     rec.give(tensor, settled, like=tensor)
+
+
+def _keep_repeats(call: Call, tensor: torch.Tensor, batch_axes: tuple[int, ...]) -> None:
+    """A key head that is repeated for several query heads goes with all of them: the repeat itself stays whole."""
+    rec = call.rec
+    for axis in batch_axes:
+        on_axis = rec.ids(tensor).on_axis(axis)
+        repeats = [layer for layer in on_axis if rec.is_broadcast(layer)]
+        if len(repeats) < len(on_axis):
+            for layer in repeats:
+                rec.freeze(layer, "repeats a head for others, which go with it")
+
+
+def keep_interior(call: Call, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Where whole heads are gated nothing inside of them is."""
+    for layer in layers:
+        call.rec.freeze(layer, "lies inside attention heads, which are gated as a whole")
+    return []
 
 
 def unite_batch(call: Call, a: torch.Tensor, b: torch.Tensor, batch_axes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -185,6 +211,24 @@ def _add_bias(call: Call, bias: torch.Tensor | None, n_layers: list[torch.Tensor
         if not n_layers and ids.numel() > 1:
             rec.freeze(ids, "meets data that has no channel identity")
         return
-    rec.freeze_all(bias, "is added inside a matrix product")
-    for layer in n_layers + others:
-        rec.freeze(layer, "meets a matrix added inside a matrix product")
+    add_matrix(call, bias, n_layers + others, call.out.ndim, "is added inside a matrix product")
+
+
+def add_matrix(call: Call, added: torch.Tensor, layers: list[torch.Tensor], ndim: int, what: str) -> None:
+    """Something added to a product (a mask, a table of positions) shares the channels of the axes it has."""
+    rec = call.rec
+    shared: list[torch.Tensor] = []
+    for layer in rec.ids(added).layers:
+        aligned = layer.reshape((1,) * (ndim - layer.ndim) + tuple(layer.shape))
+        axes = [axis for axis in range(ndim) if aligned.shape[axis] > 1]
+        partners = [x for x in layers if [a for a in range(ndim) if x.shape[a] > 1] == axes]
+        for other in partners:
+            rec.unite(aligned, other)
+            shared.append(other)
+        if not partners:
+            rec.freeze(layer, what)
+    for other in layers:
+        axis = max(range(ndim), key=lambda a: other.shape[a])
+        offset = axis - (ndim - added.ndim)
+        if offset >= 0 and added.shape[offset] > 1 and not any(other is x for x in shared):
+            rec.freeze(other, f"meets a matrix that {what}")

@@ -22,7 +22,7 @@ AGNOSTIC = {
     "flatten", "ravel", "linear", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm",
     "normalize", "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose",
-    "permute", "t", "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat", "repeat_interleave",
+    "permute", "t", "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat",
     "flip", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold", "prelu",
     "glu", "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "unbind",
@@ -233,6 +233,23 @@ def _pick(cut: Cut, copy: fx.Node, later: list[tuple[int, list[int]]]) -> fx.Nod
     return result
 
 
+def _repeat_interleave(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """Copies may be cut one by one, e.g. of the only key head that all query heads share."""
+    x, (args, kwargs) = node.args[0], cut.seen(node)
+    times = args[1] if len(args) > 1 else kwargs.get("repeats")
+    dim = args[2] if len(args) > 2 else kwargs.get("dim")
+    if not isinstance(times, int) or dim is None:
+        return copy
+    axis = dim % len(cut.before(x))  # type: ignore[arg-type]
+    wanted = cut.kept(node, axis)
+    if wanted is None:
+        return copy
+    before = cut.kept(x, axis)  # type: ignore[arg-type]
+    sources = range(cut.before(x)[axis]) if before is None else before  # type: ignore[arg-type]
+    given = [source * times + copied for source in sources for copied in range(times)]
+    return copy if given == wanted else _pick(cut, copy, [(axis, [given.index(place) for place in wanted])])
+
+
 def _slice(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     """aten.slice(x, dim, start, end, step) and narrow(x, dim, start, length)."""
     x = node.args[0]
@@ -356,6 +373,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_RESHAPE, _reshape),
     **dict.fromkeys(_SPLIT, _split),
     "getitem": _getitem,
+    "repeat_interleave": _repeat_interleave,
     "slice": _slice,
     "narrow": _slice,
     "pad": _pad,

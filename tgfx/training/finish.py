@@ -12,7 +12,6 @@ from torch import Tensor, fx
 
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
-from tgfx.passes.cost import KINDS
 from tgfx.report import FLOPS_NOTE, render
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
@@ -78,9 +77,8 @@ def finish(
         for group in gated.facts.coupling.groups:
             gated.gates[group.name].weight.data.copy_(saved[group.start : group.start + group.size])
         raise
-    kinds = [kind for kind in KINDS if gated.total(kind)]
-    before = {kind: gated.total(kind) for kind in kinds}
-    return Finished(model, wanted, before, {kind: gated.cost(kind).item() for kind in kinds}, moved)
+    before = {kind: gated.total(kind) for kind in gated.kinds}
+    return Finished(model, wanted, before, {kind: gated.cost(kind).item() for kind in before}, moved)
 
 
 def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:
