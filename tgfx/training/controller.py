@@ -74,6 +74,7 @@ class BudgetController:
         self._silent = 0
         self._weights_only = 0
         self._asked = 0
+        self._mixed = False
         self._pressure = {kind: 1.0 for kind in self.budget}
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self, "before_step")),
@@ -141,7 +142,11 @@ class BudgetController:
         if self._before is None or not self._holds_gates(optimizer):
             return
         weights, self._before = self._before, None
-        self._watch()
+        set_gate_weights_(self.gated, weights)  # the gradient was taken at these, not where the optimizer went
+        if self._mixed:  # this gradient holds the budget's own, which is no evidence
+            self._mixed, self._samples = False, 0
+        else:
+            self._watch()
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             weights = self._chosen(self.targets, exactly=False)
         entered = self.phase
@@ -157,6 +162,7 @@ class BudgetController:
     def asked(self) -> None:
         """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
         self._asked += 1
+        self._mixed = not self.driving  # until then the loss that is handed out has a gradient
         if self._asked > 3 and self._weights_only > 2 and not self.driving:
             names = [
                 n for n, p in self.gated.named_parameters() if any(p is g.weight for g in self.gated.gates.values())
