@@ -76,6 +76,8 @@ class BudgetController:
         self._asked = 0
         self._mixed = False
         self._pressure = {kind: 1.0 for kind in self.budget}
+        opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
+        self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self, "before_step")),
             register_optimizer_step_post_hook(_weakly(self, "after_step")),
@@ -102,8 +104,8 @@ class BudgetController:
 
     @property
     def targets(self) -> dict[str, float]:
-        """What the ratios should be now, on the way from 1 to the budget."""
-        return {kind: self.schedule.target(self.taken, share) for kind, share in self.budget.items()}
+        """What the ratios should be now, on the way from where the model was to the budget."""
+        return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -111,6 +113,7 @@ class BudgetController:
             "taken": self.taken,
             "multiplier": self.multiplier,
             "pressure": dict(self._pressure),
+            "start": dict(self._start),
             "evidence": self.evidence.state_dict(),
         }
 
@@ -120,7 +123,7 @@ class BudgetController:
                 "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
             )
         self.taken, self.multiplier = state["taken"], state["multiplier"]
-        self._pressure = dict(state["pressure"])
+        self._pressure, self._start = dict(state["pressure"]), dict(state["start"])
         self.evidence.load_state_dict(state["evidence"])
 
     def close(self) -> None:
