@@ -103,6 +103,10 @@ class BudgetController:
         return self.taken > 0
 
     @property
+    def closed(self) -> bool:
+        return not self._hooks
+
+    @property
     def targets(self) -> dict[str, float]:
         """What the ratios should be now, on the way from where the model was to the budget."""
         return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
