@@ -96,7 +96,7 @@ def test_modes_and_controllers_are_put_back(gated) -> None:
     earlier = gated.controller
     tgfx.fit(gated, loader(), F.cross_entropy, **QUIET)
     assert gated.training and not gated.conv1.training
-    assert gated.controller is None and earlier is not None and not earlier._hooks
+    assert gated.controller is None and earlier is not None and earlier.closed
 
 
 def test_a_second_run_goes_on_from_where_the_first_ended(gated) -> None:
