@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 import tgfx
 from tests.support.killed_run import train
@@ -163,6 +164,37 @@ def test_resume_with_any_loader_and_optimizer(tmp_path: Path, seed: int | None, 
         run(9, "part.pt")
     torch.manual_seed(99)
     assert same_state(whole.state_dict(), run(None, "part.pt").state_dict()) == []
+
+
+def test_resume_with_workers(tmp_path: Path) -> None:
+    """Workers read ahead, and draw from seeds of the epoch."""
+
+    class Noisy(Dataset):
+        def __len__(self) -> int:
+            return 48
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.randn(1, 6, 6), index % 4
+
+    def run(name: str, fail_at: int | None = None) -> tgfx.GatedModule:
+        gated, calls = small_gated(), 0
+
+        def loss_fn(output, target):
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise ZeroDivisionError
+            return F.cross_entropy(output, target)
+
+        data = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
+        options = {"budget": {"flops": 0.5}, "epochs": 2, "checkpoint_every": 1, "seed": 4, "progress": False}
+        tgfx.fit(gated, data, loss_fn, checkpoint=tmp_path / name, **options)
+        return gated
+
+    whole = run("whole.pt")
+    with pytest.raises(ZeroDivisionError):
+        run("part.pt", fail_at=9)
+    assert same_state(whole.state_dict(), run("part.pt").state_dict()) == []
 
 
 OTHER_RUNS = {
