@@ -11,6 +11,7 @@ from tgfx.plan import load_plan, save_plan
 from tgfx.shrinking import shrink
 from tgfx.training.controller import BudgetController
 from tgfx.training.finish import Finished, finish
+from tgfx.training.fit import FitResult, fit
 from tgfx.training.optimizers import check_optimizer, param_groups
 from tgfx.training.recalibrate import recalibrate
 from tgfx.training.schedule import Schedule
@@ -20,6 +21,7 @@ __all__ = [
     "Budget",
     "BudgetController",
     "Finished",
+    "FitResult",
     "GateSpec",
     "GatedModule",
     "Group",
@@ -30,6 +32,7 @@ __all__ = [
     "__version__",
     "check_optimizer",
     "finish",
+    "fit",
     "load_plan",
     "param_groups",
     "recalibrate",

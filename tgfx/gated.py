@@ -191,7 +191,7 @@ class GatedModule(fx.GraphModule):
     def _controlled(self, budget: Budget, steps: int | None) -> BudgetController:
         """The controller for this budget, made at the first call."""
         controller = self.controller
-        if controller is None or controller.budget != budget:
+        if controller is None or controller.closed or controller.budget != budget:
             if controller is not None:
                 controller.close()
             controller = BudgetController(self, budget, **({} if steps is None else {"steps": steps}))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 Batch = tuple[Tensor, Tensor]
 
@@ -18,13 +18,9 @@ class Digits:
     train: Batch
     held_out: Batch
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """One epoch in random order; the last few images that fill no batch wait for the next epoch."""
-        images, labels = self.train
-        order = torch.randperm(len(images))
-        for start in range(0, len(order) - size + 1, size):
-            chosen = order[start : start + size]
-            yield images[chosen], labels[chosen]
+    def loader(self, size: int) -> DataLoader:
+        """Random order; the last few images that fill no batch wait for the next epoch."""
+        return DataLoader(TensorDataset(*self.train), batch_size=size, shuffle=True, drop_last=True)
 
 
 def load(seed: int) -> Digits:

@@ -5,14 +5,11 @@ make demo                          (or, from the repository: python -m examples.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import tgfx
@@ -24,13 +21,9 @@ BATCH = 64
 BUDGET = 0.5  # share of the FLOPs that may stay
 FLOPS_NOTE = "FLOPs = 2 x multiply-adds per sample, in convolutions and fully-connected layers"
 
-PRETRAIN_EPOCHS = 15
-JOINT_EPOCHS = 24  # weights and gates
-HOLD_EPOCHS = 8  # the gates stay as they are; weights and batch norm settle
-WEIGHT_RATE, GATE_RATE = 0.05, 0.4
-BUDGET_WEIGHT = 4.0  # the paper's lambda, fixed
+PRETRAIN_EPOCHS, GATED_EPOCHS = 15, 32
+RATE = 0.05
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 console = Console()
 
 
@@ -40,15 +33,20 @@ def main() -> None:
     digits = data.load(SEED)
 
     model = DigitsNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=WEIGHT_RATE, momentum=0.9, weight_decay=5e-4)
-    with progress() as bar:
-        train("train", model, optimizer, digits, PRETRAIN_EPOCHS, criterion, lambda epoch: None, bar)
+    pretrain(model, digits)
 
-    gated = tgfx.transform(model, digits.train[0][:1], gate=tgfx.GateSpec(init="random"))
-    optimizer = joint_optimizer(gated)
-    with progress() as bar:
-        epochs = JOINT_EPOCHS + HOLD_EPOCHS
-        train("train with gates", gated, optimizer, digits, epochs, budgeted, anneal(optimizer), bar)
+    gated = tgfx.transform(model, digits.train[0][:1])
+    result = tgfx.fit(
+        gated,
+        digits.loader(BATCH),
+        F.cross_entropy,
+        budget={"flops": BUDGET},
+        epochs=GATED_EPOCHS,
+        lr=RATE,
+        val=lambda own: {"accuracy": measure.accuracy(own, *digits.held_out)},
+        progress=console,
+    )
+    print(result)
 
     compact = tgfx.shrink(gated)
     gated.eval()  # prices at exactly 0 or 1; in training they follow the trainable gate, which is 1e-5 off
@@ -57,76 +55,26 @@ def main() -> None:
     print(f"{FLOPS_NOTE}.\nMilliseconds: batch of {BATCH}, one thread, taking turns.")
 
 
-def criterion(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(images), labels)
-
-
-def budgeted(gated: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """The one line that a training loop gains."""
-    return criterion(gated, images, labels) + gated.budget_loss(flops=BUDGET, weight=BUDGET_WEIGHT)
-
-
-def joint_optimizer(gated: tgfx.GatedModule) -> torch.optim.SGD:
-    """Gates get a rate of their own and no weight decay, which would pull them all to the edge of closing."""
-    gates = [gate.weight for gate in gated.gates.values()]
-    known = {id(weight) for weight in gates}
-    weights = [parameter for parameter in gated.parameters() if id(parameter) not in known]
-    return torch.optim.SGD(
-        [
-            {"params": weights, "lr": WEIGHT_RATE, "momentum": 0.9, "weight_decay": 5e-4},
-            {"params": gates, "lr": GATE_RATE, "momentum": 0.0, "weight_decay": 0.0},
-        ]
-    )
-
-
-def anneal(optimizer: torch.optim.SGD) -> Callable[[int], None]:
-    """Cosine for both; the gates reach 0 earlier and so stay as they are in the last epochs."""
-
-    def set_rates(epoch: int) -> None:
-        weights, gates = optimizer.param_groups
-        weights["lr"] = WEIGHT_RATE * cosine(epoch / (JOINT_EPOCHS + HOLD_EPOCHS))
-        gates["lr"] = GATE_RATE * cosine(min(1.0, epoch / JOINT_EPOCHS))
-
-    return set_rates
-
-
-def cosine(done: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * done))
-
-
-def train(
-    title: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    digits: data.Digits,
-    epochs: int,
-    loss_of: Loss,
-    before_epoch: Callable[[int], None],
-    bar: Progress,
-) -> None:
-    """An ordinary training loop: nothing in it is special to gates."""
-    task = bar.add_task(title, total=epochs, status="")
-    for epoch in range(epochs):
-        before_epoch(epoch)
-        model.train()
-        for images, labels in digits.batches(BATCH):
-            optimizer.zero_grad()
-            loss = loss_of(model, images, labels)
-            loss.backward()
-            optimizer.step()
-        bar.update(task, advance=1, status=status(model, loss, digits))
-
-
-def status(model: nn.Module, loss: Tensor, digits: data.Digits) -> str:
-    text = f"loss {loss.item():.4f}  accuracy {measure.accuracy(model, *digits.held_out):.1%}"
-    if isinstance(model, tgfx.GatedModule):
-        text += f"  FLOPs {model.ratio('flops').item():.3f}"
-    return text
+def pretrain(model: nn.Module, digits: data.Digits) -> None:
+    """An ordinary training loop, to have a trained network to begin with."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PRETRAIN_EPOCHS)
+    with progress() as bar:
+        task = bar.add_task("pretrain", total=PRETRAIN_EPOCHS, status="")
+        for _ in range(PRETRAIN_EPOCHS):
+            for images, labels in digits.loader(BATCH):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+            rates.step()
+            score = measure.accuracy(model, *digits.held_out)
+            bar.update(task, advance=1, status=f"loss {loss.item():.4f}  accuracy {score:.1%}")
 
 
 def progress() -> Progress:
     columns = (
-        TextColumn("{task.description:>16}"),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=12),
         TextColumn("{task.completed}/{task.total}"),
     )

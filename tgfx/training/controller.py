@@ -77,7 +77,10 @@ class BudgetController:
         self._silent = 0
         self._weights_only = 0
         self._asked = 0
+        self._mixed = False
         self._pressure = {kind: 1.0 for kind in self.budget}
+        opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
+        self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self, "before_step")),
             register_optimizer_step_post_hook(_weakly(self, "after_step")),
@@ -103,9 +106,13 @@ class BudgetController:
         return self.taken > 0
 
     @property
+    def closed(self) -> bool:
+        return not self._hooks
+
+    @property
     def targets(self) -> dict[str, float]:
-        """What the ratios should be now, on the way from 1 to the budget."""
-        return {kind: self.schedule.target(self.taken, share) for kind, share in self.budget.items()}
+        """What the ratios should be now, on the way from where the model was to the budget."""
+        return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -113,6 +120,7 @@ class BudgetController:
             "taken": self.taken,
             "multiplier": self.multiplier,
             "pressure": dict(self._pressure),
+            "start": dict(self._start),
             "evidence": self.evidence.state_dict(),
         }
 
@@ -122,7 +130,7 @@ class BudgetController:
                 "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
             )
         self.taken, self.multiplier = state["taken"], state["multiplier"]
-        self._pressure = dict(state["pressure"])
+        self._pressure, self._start = dict(state["pressure"]), dict(state["start"])
         self.evidence.load_state_dict(state["evidence"])
 
     def close(self) -> None:
@@ -144,7 +152,11 @@ class BudgetController:
         if self._before is None or not self._holds_gates(optimizer):
             return
         weights, self._before = self._before, None
-        self._watch()
+        set_gate_weights_(self.gated, weights)  # the gradient was taken at these, not where the optimizer went
+        if self._mixed:  # this gradient holds the budget's own, which is no evidence
+            self._mixed, self._samples = False, 0
+        else:
+            self._watch()
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             weights = self._chosen(self.targets, exactly=False)
         entered = self.phase
@@ -160,6 +172,7 @@ class BudgetController:
     def asked(self) -> None:
         """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
         self._asked += 1
+        self._mixed = not self.driving  # until then the loss that is handed out has a gradient
         if self._asked > 3 and self._weights_only > 2 and not self.driving:
             names = [
                 n for n, p in self.gated.named_parameters() if any(p is g.weight for g in self.gated.gates.values())

@@ -78,14 +78,15 @@ def finish(
             gated.gates[group.name].weight.data.copy_(saved[group.start : group.start + group.size])
         raise
     before = {kind: gated.total(kind) for kind in gated.kinds}
-    return Finished(model, wanted, before, {kind: gated.cost(kind).item() for kind in before}, moved)
+    gone = gated._gone()
+    after = {kind: prices.cost(kind, chosen, gone) for kind in before}  # gated.cost is not quite that in train mode
+    return Finished(model, wanted, before, after, moved)
 
 
 def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:
-    if not prices.met(opened, budget):
-        keep = protected(gated, scores, 0.0)
-        opened, _ = close_worst(prices, scores, keep, budget)
-    return land(prices, opened, scores, budget)
+    keep = opened if prices.met(opened, budget) else protected(gated, scores, 0.0)
+    chosen, _ = close_worst(prices, scores, keep, budget)
+    return land(prices, chosen, scores, budget)
 
 
 def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget, multiple: int) -> Tensor:
@@ -93,13 +94,13 @@ def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Bu
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
     chosen = torch.zeros(len(scores), dtype=torch.bool)
-    chunks: list[tuple[float, Tensor]] = []
+    chunks: list[tuple[float, str, Tensor]] = []
     for group in gated.facts.coupling.groups:
         own = scores[group.start : group.start + group.size]
         order = own.argsort(descending=True, stable=True) + group.start
         parts = list(order.split(multiple))
         chosen[parts[0]] = True
-        chunks += [(float(scores[part].mean()), part) for part in parts[1:]]
+        chunks += [(float(scores[part].mean()), group.name, part) for part in parts[1:]]
     if not prices.met(chosen, budget):
         least = {kind: prices.ratio(kind, chosen) for kind in budget}
         raise BudgetError(
@@ -108,10 +109,14 @@ def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Bu
             found=str(budget),
             fix="use a smaller round_to or a larger budget",
         )
-    for _, part in sorted(chunks, key=lambda chunk: -chunk[0]):
+    full: set[str] = set()  # a group that lacks a chunk must not get its last, shorter one
+    for _, name, part in sorted(chunks, key=lambda chunk: -chunk[0]):
+        if name in full:
+            continue
         chosen[part] = True
         if not prices.met(chosen, budget):
             chosen[part] = False
+            full.add(name)
     return chosen
 
 

@@ -38,6 +38,9 @@ def recalibrate(model: nn.Module, batches: Iterable[Any], *, limit: int = 50) ->
             used += 1
         if not used:
             raise TrainingError("nothing to recalibrate with", expected="at least one batch", found="none")
+        for norm, (_, buffers) in zip(norms, saved, strict=True):
+            if not norm.num_batches_tracked:  # no data passes here (an auxiliary head): nothing was measured
+                _restore(norm, buffers)
     except BaseException:
         for norm, (_, buffers) in zip(norms, saved, strict=True):
             _restore(norm, buffers)

@@ -14,7 +14,7 @@ Phase = Literal["watch", "close", "settle", "hold"]
 class Schedule:
     """Shares of `steps`.
 
-    Until `watch` the gates only gather evidence; until `close` the target falls from 1 to the budget; until `hold`
+    Until `watch` the gates only gather evidence; until `close` the target falls to the budget; until `hold`
     gates may still change places at the budget; after that they stand still and the weights settle.
     """
 
@@ -40,10 +40,10 @@ class Schedule:
             return "settle"
         return "close" if step >= self.watch * self.steps else "watch"
 
-    def target(self, step: int, share: float) -> float:
-        """From 1 down to `share`: fast at first, while much is redundant, and slowly towards the end."""
+    def target(self, step: int, share: float, first: float = 1.0) -> float:
+        """From `first` down to `share`: fast at first, while much is redundant, and slowly towards the end."""
         start, end = self.watch * self.steps, self.close * self.steps
         if step >= end:
             return share
         done = max(0.0, step - start) / (end - start)
-        return share + (1 - share) * (1 - done) ** 2
+        return share + max(0.0, first - share) * (1 - done) ** 2

@@ -21,8 +21,11 @@ class Prices:
     def __init__(self, gated: GatedModule) -> None:
         self._gated = gated
 
+    def cost(self, kind: str, opened: Tensor, gone: frozenset[str] = frozenset()) -> float:
+        return float(self._gated.facts.cost.evaluate(kind, _bank(opened), gone))
+
     def ratio(self, kind: str, opened: Tensor) -> float:
-        return float(self._gated.facts.cost.evaluate(kind, _bank(opened))) / self._gated.total(kind)
+        return self.cost(kind, opened) / self._gated.total(kind)
 
     def met(self, opened: Tensor, targets: Mapping[str, float]) -> bool:
         return all(self.ratio(kind, opened) <= target + 1e-12 for kind, target in targets.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor if full is None else full()
 
 
-def _like(values: Tensor, parameter: Tensor) -> Tensor:
+def _like(values: Tensor, parameter: Any) -> Tensor:
     if not hasattr(parameter, "full_tensor"):
         return values
     from torch.distributed.tensor import distribute_tensor

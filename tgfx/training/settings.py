@@ -1,0 +1,110 @@
+"""The numbers of a run, checked before anything is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from tgfx.budget import Budget
+from tgfx.errors import InputError, TrainingError
+from tgfx.training.modes import Trained
+
+Rule = Literal["default", "paper"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `tgfx.fit` for what they mean."""
+
+    budget: Budget | None
+    epochs: int | None
+    steps: int | None
+    train: Trained
+    rule: Rule
+    weight: float | None
+    recalibrate: int
+    accumulate: int
+    amp: torch.dtype | None
+    clip: float | None
+    val_every: int | None
+    checkpoint_every: int
+    log_every: int | None
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "val_every", "log_every"):
+            _whole(name, getattr(self, name), least=1, optional=True)
+        for name, least in (("accumulate", 1), ("checkpoint_every", 1), ("recalibrate", 0)):
+            _whole(name, getattr(self, name), least=least)
+        _whole("seed", self.seed, least=0, optional=True)
+        if self.epochs is not None and self.steps is not None:
+            raise InputError("two lengths of one run", expected="epochs or steps", found="both")
+        _one_of("train", self.train, ("joint", "gates"))
+        _one_of("rule", self.rule, ("default", "paper"))
+        self._check_rule()
+        if self.amp not in (None, torch.bfloat16):
+            raise InputError(
+                "this dtype would need loss scaling", expected="amp=torch.bfloat16 or None", found=repr(self.amp)
+            )
+        if self.clip is not None and not (_is_number(self.clip) and self.clip > 0):
+            raise InputError("clip is a norm", expected="a number above 0, or None", found=repr(self.clip))
+
+    def _check_rule(self) -> None:
+        if self.budget is None and (self.rule == "paper" or self.train == "gates"):
+            raise InputError(
+                "nothing to train towards", expected='a budget, e.g. {"flops": 0.5}', found="budget=None", fix="set one"
+            )
+        if self.rule == "paper" and not (_is_number(self.weight) and self.weight > 0):  # type: ignore[operator]
+            raise InputError(
+                "the paper's rule needs the weight of its budget loss",
+                expected="weight above 0, e.g. weight=4.0",
+                found=f"weight={self.weight!r}",
+            )
+        if self.rule == "default" and self.weight is not None:
+            raise InputError(
+                "the default rule finds its own weight",
+                expected="weight=None",
+                found=f"weight={self.weight!r}",
+                fix='leave it out, or pass rule="paper"',
+            )
+
+    def check_same_run(self, saved: Mapping[str, Any], total: int) -> None:
+        """A checkpoint goes on only with what it was begun with; other settings may differ."""
+        for name, own in self.identity(total).items():
+            if saved[name] != own:
+                raise TrainingError(
+                    f"the checkpoint is of a run with another {name}",
+                    expected=f"{name}={saved[name]!r}",
+                    found=f"{name}={own!r}",
+                    fix="resume with the settings and the loader it was begun with, or pass resume=False",
+                )
+
+    def identity(self, total: int) -> dict[str, Any]:
+        return {
+            "budget": None if self.budget is None else dict(self.budget),
+            "number of steps": total,
+            "train": self.train,
+            "rule": self.rule,
+            "weight": self.weight,
+            "accumulate": self.accumulate,
+        }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} is out of range", expected=f"a whole number, at least {least}", found=repr(value))
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(f"unknown {name}", expected=" or ".join(map(repr, known)), found=repr(value))
