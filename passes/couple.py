@@ -19,7 +19,7 @@ from tgfx.ir.refusal import Refusal
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Channels that one gate vector decides on (or that are kept: `frozen` says why).
+    """What one gate vector decides on: channels as a rule (or that are kept: `frozen` says why), see `kind`.
 
     size: how many atoms, each of which lives or dies as a whole; members: parameter axes it touches; ties: the
     operators that tie them.
@@ -32,6 +32,7 @@ class Group:
     frozen: Refusal | None
     roots: np.ndarray
     start: int = -1  # first slot in the gate bank; -1 when frozen
+    kind: str = "channel"  # "layer": one residual branch; "choice": the alternatives of a tgfx.Choice
 
     @property
     def op(self) -> str:

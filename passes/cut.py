@@ -20,6 +20,7 @@ from tgfx.ir.source import Source
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.resize import resize
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
+from tgfx.passes.liveness import changes_in_place
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -54,6 +55,10 @@ class _Surgeon:
     def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
+        self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
+        for node in source.module.graph.nodes:
+            if node.op == "call_module":
+                self.called[node.name not in dead.nodes].add(str(node.target))
         self.graph = fx.Graph()
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
@@ -103,7 +108,7 @@ class _Surgeon:
         for node in self.source.module.graph.nodes:
             same_as = self.dead.same_as(node.name)
             if same_as is not None:
-                values[node] = values[by_name[same_as]]
+                values[node] = self._passed_on(node, values[by_name[same_as]])
                 continue
             if node.name in self.dead.nodes:
                 continue
@@ -121,6 +126,14 @@ class _Surgeon:
                 if copy._erased:
                     value.name = copy.name
         return self.graph
+
+    def _passed_on(self, node: fx.Node, value: fx.Node) -> fx.Node:
+        """What is left of an addition is a tensor that others may hold; what writes into the sum gets its own."""
+        if not changes_in_place(node, self.source.module):
+            return value
+        copied = self.graph.call_method("clone", (value,))
+        copied.meta = dict(node.meta)
+        return copied
 
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
         is_pick = node.op == "call_function" and node.target is operator.getitem
@@ -150,8 +163,12 @@ class _Surgeon:
         root.training = self.source.module.training
         self.sliced = self._sliced(tensors)
         group_counts, shapes = self._group_counts(), self._input_shapes()
+        gone: set[str] = set()
         for path, module in self.source.module.named_modules():
-            if not path or isinstance(module, fx.GraphModule) or self._is_gone(path, module):
+            if not path or isinstance(module, fx.GraphModule):
+                continue
+            if path.rpartition(".")[0] in gone or self._is_gone(path, module):
+                gone.add(path)
                 continue
             own = {
                 name: self.sliced[f"{path}.{name}"]
@@ -171,8 +188,13 @@ class _Surgeon:
         return root
 
     def _is_gone(self, path: str, module: nn.Module) -> bool:
+        """No call of it, or of a layer in it, is left, and so no tensor of it either."""
+        if not self.dead.nodes or any(_within(called, path) for called in self.called[True]):
+            return False
         own = [f"{path}.{name}" for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        return bool(own) and all(name in self.gone for name in own)
+        if not own:
+            return any(_within(called, path) for called in self.called[False])
+        return all(name in self.gone for name in own)
 
     def _called(self, path: str) -> bool:
         """A closed box: keeps its own class, and all below it."""
@@ -214,7 +236,7 @@ class _Surgeon:
     def _group_counts(self) -> dict[str, int]:
         counts = {}
         for node in self.source.module.graph.nodes:
-            if node.op == "call_module" and node.name in self.channels.grouping:
+            if node.op == "call_module" and node.name in self.channels.grouping and node.name not in self.dead.nodes:
                 module = self.source.module.get_submodule(str(node.target))
                 before = getattr(module, "groups", None) or getattr(module, "num_groups", 1)
                 counts[str(node.target)] = self.groups(node, before)
@@ -246,6 +268,10 @@ def _same_order(module: nn.Module, model: nn.Module) -> None:
     for name, child in model._modules.items():
         if child is not None and name in module._modules:
             _same_order(module._modules[name], child)
+
+
+def _within(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(parent + ".")
 
 
 def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:

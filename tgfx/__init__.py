@@ -1,6 +1,7 @@
 """tgfx: plug-in, trainable gates for any PyTorch model."""
 
 from tgfx._version import __version__
+from tgfx.choice import Choice
 from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
@@ -11,6 +12,7 @@ from tgfx.shrinking import shrink
 from tgfx.transforming import transform
 
 __all__ = [
+    "Choice",
     "GateSpec",
     "GatedModule",
     "Group",

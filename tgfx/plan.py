@@ -23,12 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from tgfx._version import __version__
-from tgfx.errors import IgnoreError, InputError, PlanError
+from tgfx.errors import GranularityError, IgnoreError, InputError, NothingToGateError, PlanError
 from tgfx.gated import GatedModule
+from tgfx.granularity import parse
 from tgfx.shrinking import cut_to, shrink_slots
 from tgfx.transforming import transform
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: channels only, and did not say so
 PLAN, WEIGHTS = "plan.json", "weights.safetensors"
 
 
@@ -43,6 +45,7 @@ def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: i
         "tgfx": __version__,
         "model": gated.facts.model_name,
         "architecture": fingerprint(gated),
+        "granularity": sorted(gated.facts.granularity),
         "ignore": list(gated.facts.ignored),
         "kept": {
             group.name: np.flatnonzero(opened[group.start : group.start + group.size]).tolist()
@@ -66,11 +69,16 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
     """The compact model: `model` is a fresh instance of the original class (its weights do not matter)."""
     plan, weights = _read(Path(folder))
     try:
-        gated = transform(model, example_inputs, ignore=[name for name in plan.get("ignore", []) if name])
-    except IgnoreError as error:
+        gated = transform(
+            model,
+            example_inputs,
+            granularity=plan.get("granularity", "channel"),
+            ignore=[name for name in plan.get("ignore", []) if name],
+        )
+    except (IgnoreError, NothingToGateError) as error:
         raise PlanError(
             "the plan is for another architecture",
-            expected=f"{plan['model']}, which has the layers that were ignored",
+            expected=f"{plan['model']}, which has the layers that the plan names",
             found=type(model).__name__,
             where=str(folder),
             fix="build the model with the same class and settings as when the plan was saved",
@@ -98,7 +106,10 @@ def fingerprint(gated: GatedModule) -> str:
     """Parameters with shapes, and groups with members: equal for equal architectures only."""
     named = [*gated.facts.channels.params.items(), *gated.facts.channels.buffers.items()]
     shapes = sorted((name, list(ids.shape)) for name, ids in named)
-    groups = [(g.name, g.size, [str(m) for m in g.members]) for g in gated.facts.coupling.groups]
+    groups = [
+        (g.name, g.size, [str(m) for m in g.members], *([g.kind] if g.kind != "channel" else []))
+        for g in gated.facts.coupling.groups
+    ]
     return hashlib.sha256(json.dumps([shapes, groups]).encode()).hexdigest()
 
 
@@ -136,7 +147,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise damaged(f"{type(error).__name__}: {error}", error) from error
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+    if not isinstance(plan, dict) or plan.get("format") not in READABLE:
         raise damaged(f"format {plan.get('format') if isinstance(plan, dict) else type(plan).__name__}")
     kept, sizes = plan.get("kept"), plan.get("sizes")
     if not isinstance(kept, dict) or not isinstance(sizes, dict) or set(kept) != set(sizes):
@@ -145,6 +156,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         whole = isinstance(positions, list) and all(isinstance(p, int) and 0 <= p < sizes[name] for p in positions)
         if not whole or positions != sorted(set(positions)):
             raise damaged(f"positions of group '{name}' that make no sense")
+    try:
+        parse(plan.get("granularity", "channel"))
+    except GranularityError as error:
+        raise damaged(f"granularity {plan['granularity']!r}", error) from error
     return plan, weights
 
 

@@ -10,12 +10,13 @@ from torch import fx
 
 def eliminate_dead_code(module: fx.GraphModule) -> None:
     """Drop nodes without users, but for those that act in place."""
-    module.graph.eliminate_dead_code(is_impure_node=lambda node: _acts(node, module))
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: has_effect(node, module))
     module.graph.lint()
     module.recompile()
 
 
-def _acts(node: fx.Node, module: fx.GraphModule) -> bool:
+def has_effect(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether a node does something beside giving its value: acts in place, checks something, is an in- or output."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "call_method":
