@@ -158,7 +158,6 @@ class CostModel:
                 parts.extend(int(c) * sympy.Symbol(f"{group.name}[{i}]") for i, c in enumerate(own) if c)
         return sympy.Add(*parts)
 
-
     def _condition_expression(self, when: Condition) -> sympy.Expr:
         products = [sympy.Mul(*(self._slot_symbol(slot) for slot in sorted(p))) for p in sorted(when, key=sorted)]
         return products[0] if len(products) == 1 else 1 - sympy.Mul(*(1 - product for product in products))

@@ -20,7 +20,7 @@ from tgfx.ir.source import Source
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.resize import resize
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
-from tgfx.passes.liveness import changes_in_place
+from tgfx.passes.demand import Demand
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -55,6 +55,7 @@ class _Surgeon:
     def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
+        self.demand = Demand(source.module)
         self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
         for node in source.module.graph.nodes:
             if node.op == "call_module":
@@ -108,7 +109,7 @@ class _Surgeon:
         for node in self.source.module.graph.nodes:
             same_as = self.dead.same_as(node.name)
             if same_as is not None:
-                values[node] = self._passed_on(node, values[by_name[same_as]])
+                values[node] = self._passed_on(node, by_name[same_as], values[by_name[same_as]])
                 continue
             if node.name in self.dead.nodes:
                 continue
@@ -127,9 +128,14 @@ class _Surgeon:
                     value.name = copy.name
         return self.graph
 
-    def _passed_on(self, node: fx.Node, value: fx.Node) -> fx.Node:
-        """What is left of an addition is a tensor that others may hold; what writes into the sum gets its own."""
-        if not changes_in_place(node, self.source.module):
+    def _passed_on(self, node: fx.Node, left: fx.Node, value: fx.Node) -> fx.Node:
+        """What is left of an addition is a tensor that others may hold: what writes into one must not be seen in both.
+
+        An addition into what is left (`x += branch`) gave that very tensor all along.
+        """
+        demand = self.demand
+        into = node.args[0] is left and demand.writes(node)
+        if into or not (demand.is_written_after(node, node) or demand.is_written_after(left, node)):
             return value
         copied = self.graph.call_method("clone", (value,))
         copied.meta = dict(node.meta)

@@ -17,7 +17,7 @@ from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Edge
 from tgfx.ops.naming import op_name
-from tgfx.passes.liveness import is_check, roots
+from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.survivors import Survivors
 
 _ZERO_STAYS = {
@@ -52,11 +52,11 @@ def dead_branches(
     stuck: dict[fx.Node, str] = {}
     for node in source.module.graph.nodes:
         name = op_name(node, source.module)
-        inputs = [becomes.get(arg, arg) for arg in node.all_input_nodes]
-        zero_inputs = [arg for arg in inputs if arg in zeros]
-        operands = _operands(node, name, becomes)
-        left = [arg for position, arg in enumerate(operands)
-                if arg not in zeros and Edge(node.name, position) not in closed]  # fmt: skip
+        operands = _operands(node, name)
+        left = [
+            arg for position, arg in enumerate(operands)
+            if _end(arg, becomes) not in zeros and Edge(node.name, position) not in closed
+        ]  # fmt: skip
         if len(left) < len(operands) and _same_shape(node, left, channels):
             if left:
                 becomes[node] = left[0]
@@ -64,7 +64,7 @@ def dead_branches(
                 zeros.add(node)
         elif _sums_nothing(node, name, source, channels, survivors, zeros):
             zeros.add(node)
-        elif not zero_inputs:
+        elif not any(_end(arg, becomes) in zeros for arg in node.all_input_nodes):
             continue
         elif name in _ZERO_STAYS or name in ("mul", "imul", *_PRODUCTS):
             zeros.add(node)
@@ -76,39 +76,47 @@ def dead_branches(
             return DeadBranches(stuck=stuck.get(node, f"{node.name} would be zero throughout"))
         if _is_empty(node, channels, survivors):
             return DeadBranches(stuck=f"{node.name} would have no channel left")
-    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in becomes)
-    return DeadBranches(dead, {a.name: b.name for a, b in becomes.items()})
+    left = {a: b for a, b in becomes.items() if _end(a, becomes) in needed}
+    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in left)
+    return DeadBranches(dead, {a.name: b.name for a, b in left.items()})
 
 
-def _operands(node: fx.Node, name: str, becomes: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+def _operands(node: fx.Node, name: str) -> list[fx.Node]:
     """Both sides of a plain addition; nothing for other nodes."""
     if name not in ("add", "iadd") or len(node.args) != 2 or node.kwargs:
         return []
-    found = [becomes.get(arg, arg) for arg in node.args if isinstance(arg, fx.Node)]
+    found = [arg for arg in node.args if isinstance(arg, fx.Node)]
     return found if len(found) == 2 else []
 
 
+def _end(node: fx.Node, becomes: dict[fx.Node, fx.Node]) -> fx.Node:
+    while node in becomes:
+        node = becomes[node]
+    return node
+
+
 def _needed(module: fx.GraphModule, becomes: dict[fx.Node, fx.Node], channels: ChannelMap) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    _reach(roots(module), becomes, needed)
+    demand = Demand(module)
+    needed = _reach(demand, demand.roots, becomes)
     for check in filter(is_check, module.graph.nodes):  # checks stay where the tensors that they look at do
-        cone: set[fx.Node] = set()
-        _reach([check], becomes, cone)
+        cone = _reach(demand, [check], becomes)
         known = [channels.nodes.get(node.name) for node in cone - needed]
         if not any(ids.tensors for ids in known if ids is not None):
             needed |= cone
     return needed
 
 
-def _reach(start: list[fx.Node], becomes: dict[fx.Node, fx.Node], reached: set[fx.Node]) -> None:
+def _reach(demand: Demand, start: list[fx.Node], becomes: dict[fx.Node, fx.Node]) -> set[fx.Node]:
+    reached: set[fx.Node] = set()
     stack = list(start)
     while stack:
         node = stack.pop()
-        while node in becomes:
-            node = becomes[node]
-        if node not in reached:
+        if node in becomes:
+            stack.extend(demand.operand(node, becomes[node]))
+        elif node not in reached:
             reached.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(demand.inputs(node))
+    return reached
 
 
 def _sums_nothing(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from tgfx.ir.dead_code import has_effect
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Edge, Switches
-from tgfx.ops.naming import op_name
+from tgfx.passes.demand import Demand
 
 # an "or" of "and"s: the node is needed if, of one of these sets, all slots are open
 Condition = frozenset[frozenset[int]]
@@ -26,69 +25,20 @@ def node_conditions(source: Source, switches: Switches) -> dict[str, Condition]:
     graph = source.module.graph
     switched = {edge.node for edge in switches.edges}
     found: dict[fx.Node, Condition] = dict.fromkeys(graph.nodes, NEVER)
-    found.update(dict.fromkeys(roots(source.module), ALWAYS))
+    demand = Demand(source.module)
+    found.update(dict.fromkeys(demand.roots, ALWAYS))
     for node in reversed(graph.nodes):
         own = found[node]
         if node.name not in switched:
-            for arg in node.all_input_nodes:
+            for arg in demand.inputs(node):
                 found[arg] = either(found[arg], own, switches)
             continue
         for position, arg in enumerate(node.args):
-            if isinstance(arg, fx.Node):
-                slot = switches.edges.get(Edge(node.name, position))
-                through = own if slot is None else frozenset(product | {slot} for product in own)
-                found[arg] = either(found[arg], through, switches)
+            slot = switches.edges.get(Edge(node.name, position))
+            through = own if slot is None else frozenset(product | {slot} for product in own)
+            for needed in demand.operand(node, arg) if isinstance(arg, fx.Node) else ():
+                found[needed] = either(found[needed], through, switches)
     return {node.name: condition for node, condition in found.items()}
-
-
-def roots(module: fx.GraphModule) -> list[fx.Node]:
-    """Nodes that are needed for their own sake: output, inputs, and what changes a tensor that others look at later."""
-    order = {node: index for index, node in enumerate(module.graph.nodes)}
-    return [
-        node for node in order
-        if node.op in ("output", "placeholder") or (_acts(node, module) and _is_seen_elsewhere(node, order))
-    ]  # fmt: skip
-
-
-def changes_in_place(value: fx.Node, module: fx.GraphModule) -> bool:
-    """Whether some later node writes into the memory of `value`, directly or through a view."""
-    stack, seen = [value], set()
-    while stack:
-        for user in stack.pop().users:
-            if _acts(user, module):
-                return True
-            if user not in seen and op_name(user, module) in _SAME_MEMORY:
-                seen.add(user)
-                stack.append(user)
-    return False
-
-
-def _acts(node: fx.Node, module: fx.GraphModule) -> bool:
-    return node.op.startswith("call") and not is_check(node) and has_effect(node, module)
-
-
-def _is_seen_elsewhere(node: fx.Node, order: dict[fx.Node, int]) -> bool:
-    if not node.users:
-        return True
-    value = node.args[0] if node.args else None
-    while isinstance(value, fx.Node):
-        if any(order[user] > order[node] for user in value.users):
-            return True
-        value = value.args[0] if op_name(value) in _SAME_MEMORY and value.args else None
-    return False
-
-
-_SAME_MEMORY = {
-    "view", "reshape", "flatten", "Flatten", "unflatten", "Unflatten", "transpose", "permute", "movedim", "squeeze",
-    "unsqueeze", "expand", "contiguous", "getitem", "select", "slice", "narrow", "chunk", "split", "unbind", "detach",
-    "alias", "Identity", "to", "float", "t", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "dropout", "unfold",
-    "split_with_sizes", "view_as", "expand_as", "type_as", "diagonal", "real", "imag", "_to_copy", "T", "mT",
-}  # fmt: skip
-
-
-def is_check(node: fx.Node) -> bool:
-    """An assertion: kept where the values that it looks at are there anyway."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "").startswith(("_assert", "sym_constrain"))
 
 
 def either(a: Condition, b: Condition, switches: Switches) -> Condition:

@@ -23,7 +23,8 @@ from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line
 from tgfx.ir.switches import Branch, Edge, SwitchGroup
 from tgfx.ops.naming import op_name
-from tgfx.passes.liveness import roots, tensors_of
+from tgfx.passes.demand import Demand
+from tgfx.passes.liveness import tensors_of
 
 Taken = tuple[Iterable[Edge], Iterable[Edge]]
 _ADDITIONS = ("add", "iadd")
@@ -158,16 +159,10 @@ class _Finder:
     def _backwards(self) -> nx.DiGraph:
         """From the end to everything that is needed."""
         graph = nx.DiGraph()
-        ends = [node for node in roots(self.root) if node.op != "placeholder"]
+        demand = Demand(self.root)
+        ends = [node for node in demand.roots if node.op != "placeholder"]
         graph.add_edges_from(("end", node) for node in ends)
-        stack, seen = list(ends), set(ends)
-        while stack:
-            node = stack.pop()
-            for arg in node.all_input_nodes:
-                graph.add_edge(node, arg)
-                if arg not in seen:
-                    seen.add(arg)
-                    stack.append(arg)
+        graph.add_edges_from((node, arg) for node in demand.reach(ends) for arg in demand.inputs(node))
         return graph
 
     def _forwards(self) -> nx.DiGraph:

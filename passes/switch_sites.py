@@ -1,7 +1,7 @@
 """Analysis: where the gate of a branch is multiplied in.
 
-    x + conv(y)        ->  x + gate * conv(y)
-    x + bn(conv(y))    ->  x + bn(conv(y)), with bn's affine times gate: nothing to pay per pixel
+x + conv(y)        ->  x + gate * conv(y)
+x + bn(conv(y))    ->  x + bn(conv(y)), with bn's affine times gate: nothing to pay per pixel
 """
 
 from __future__ import annotations

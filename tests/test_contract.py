@@ -26,6 +26,7 @@ from tgfx.passes.survivors import Survivors
 ROOT = Path(__file__).parent.parent
 
 PUBLIC = [
+    "Choice",
     "GateSpec",
     "GatedModule",
     "Group",

@@ -47,10 +47,10 @@ class Choice(nn.Module):
 
         nn.Sequential(stem, tgfx.Choice([nn.Conv2d(8, 8, 3, padding=1), nn.Identity()]), head)
 
-    In training mode all run, and are added up with the values of an n-ary gate (see ChoiceGate): one counts in full, the
-    others for next to nothing, yet each weight is told how much better the loss would be with more of its layer. In eval
-    mode only the chosen one runs. Works in any training loop; after `tgfx.transform` the price of each alternative is
-    part of `cost`, and `tgfx.shrink` keeps the chosen one alone.
+    In training mode all run, and are added up with the values of an n-ary gate (see ChoiceGate): one counts in full,
+    the others for next to nothing, yet each weight is told how much better the loss would be with more of its layer.
+    In eval mode only the chosen one runs. Works in any training loop; after `tgfx.transform` the price of each
+    alternative is part of `cost`, and `tgfx.shrink` keeps the chosen one alone.
 
     gate: M, shape and first weights of the gate. init: the alternative chosen at first (its weight starts at
     `gate.init_value`, the others at 0), or all n first weights; left out, all start equal and the first is chosen.

@@ -92,6 +92,15 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
             where=str(folder),
             fix="build the model with the same class and settings (and example sizes) as when the plan was saved",
         )
+    for group in gated.facts.coupling.groups:
+        if group.kind == "choice" and len(plan["kept"][group.name]) != 1:
+            raise PlanError(
+                "the plan chooses no single alternative",
+                expected=f"one of the {group.size} alternatives of '{group.name}'",
+                found=f"{plan['kept'][group.name]}",
+                where=str(folder),
+                fix="save it again",
+            )
     opened = np.zeros(gated.facts.coupling.slots, dtype=bool)
     for group in gated.facts.coupling.groups:
         opened[group.start + np.array(plan["kept"][group.name], dtype=np.int64)] = True

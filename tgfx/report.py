@@ -29,10 +29,11 @@ class Report:
         return [
             {
                 "group": g.name,
+                "kind": g.kind,
                 "open": opened.get(g.name, g.size),
                 "size": g.size,
                 "layers": _layers(g),
-                "tied_by": g.op if g.frozen is None else "",
+                "tied_by": _tied_by(self.gated, g),
                 "flops_per_channel": share.get(g.name, 0.0) / g.size,
                 "frozen": str(g.frozen) if g.frozen else "",
             }
@@ -47,7 +48,7 @@ class Report:
         out = io.StringIO()
         console = Console(file=out, width=120, highlight=False)
         facts = self.gated.facts
-        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {facts.coupling.slots} channels")
+        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {_counts(facts.coupling.groups)}")
         for header, justify in (
             ("group", "left"),
             ("open/size", "right"),
@@ -68,6 +69,24 @@ class Report:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # notebooks
         printer.text(str(self))
+
+
+def _counts(groups: tuple[Group, ...]) -> str:
+    """E.g. "4096 channels, 8 layers"."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group.kind] = sizes.get(group.kind, 0) + (1 if group.kind == "choice" else group.size)
+    return ", ".join(f"{size} {kind}{'' if size == 1 else 's'}" for kind, size in sizes.items())
+
+
+def _tied_by(gated: GatedModule, group: Group) -> str:
+    if group.frozen is not None:
+        return ""
+    if group.kind == "layer":
+        return "a branch, goes as a whole"
+    if group.kind == "choice":
+        return f"one of {group.size}: alternative {int(gated.gates[group.name].is_open().nonzero())} is chosen"
+    return group.op
 
 
 def _layers(group: Group, most: int = 4) -> str:
@@ -96,6 +115,8 @@ def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
     role = _role(group, name)
     if group.frozen is not None:
         lines = [f"{name}: {role} kept ({group.size} channels).", f"  reason: {group.frozen}"]
+    elif group.kind != "channel":
+        lines = _explain_switch(gated, group)
     else:
         gate = gated.gates[group.name]
         lines = [
@@ -103,9 +124,24 @@ def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
             "  can be cut: closing a gate removes its slice of every member below.",
         ]
     lines.append("  members: " + ", ".join(map(str, group.members)))
+    how = "tied" if group.kind == "channel" else group.ties[0].reason
     for tie in group.ties[:12]:
-        lines.append(f"  tied by {tie.op} at {tie.node}" + (f" ({tie.source})" if tie.source else ""))
+        lines.append(f"  {how} by {tie.op} at {tie.node}" + (f" ({tie.source})" if tie.source else ""))
     return "\n".join(lines)
+
+
+def _explain_switch(gated: GatedModule, group: Group) -> list[str]:
+    opened = gated.gates[group.name].is_open()
+    if group.kind == "layer":
+        state = "open" if bool(opened.all()) else "closed"
+        return [
+            f"{group.name}: a residual branch under one gate, {state}.",
+            "  can be cut: closing the gate removes the branch and leaves the other side of the addition.",
+        ]
+    return [
+        f"{group.name}: a choice of one among {group.size}, alternative {int(opened.nonzero())} is chosen.",
+        "  the others are cut.",
+    ]
 
 
 def _role(group: Group, name: str) -> str:

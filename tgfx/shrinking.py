@@ -90,9 +90,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
 def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
     """Closed branches, and groups without an open gate: what they take along, or an error if it cannot go."""
     facts = gated.facts
-    empty = [
-        g for g in facts.coupling.groups if g.kind == "channel" and not opened[g.start : g.start + g.size].any()
-    ]
+    empty = [g for g in facts.coupling.groups if g.kind == "channel" and not opened[g.start : g.start + g.size].any()]
     closed = facts.switches.closed(opened)
     if not empty and not closed:
         return DeadBranches()

@@ -56,10 +56,11 @@ def transform(
 ) -> GatedModule:
     """A gated copy of `model`; the model itself is left as it is.
 
-    granularity: what a gate decides on: "channel", "layer" (a residual branch as a whole), or several of them as a tuple.
-    A model that holds a tgfx.Choice gets its gates in any case. example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
-    what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
-    instead of keeping channels that meet something unknown.
+    example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
+    what it takes. granularity: what gates decide on: "channel", "layer" (a residual branch as a whole), or several in a
+    tuple; a model that holds a tgfx.Choice gets the gates of its alternatives in any case. ignore: layers whose output
+    channels stay, and with them the branch that they are in (names, glob patterns, types, modules). strict: raise
+    instead of keeping what meets something unknown.
     """
     _check_model(model, gate)
     granularities = parse(granularity)

@@ -1,6 +1,6 @@
 """Choices in a captured graph: which addition adds which alternative.
 
-    alternative(a(x), 0, 0) + alternative(b(x), 0, 1)   ->   a(x) + b(x), and operand 0 and 1 of the addition noted
+alternative(a(x), 0, 0) + alternative(b(x), 0, 1)   ->   a(x) + b(x), and operand 0 and 1 of the addition noted
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def lift_choices(source: Source, taken: list[TakenGate]) -> tuple[SwitchGroup, .
         for index in range(len(own.choice.alternatives)):
             prefix = f"{own.path}.alternatives.{index}.".lstrip(".")
             edges = marks[number, index]
-            place = Refusal("chosen", edges[0].node, "choice", source_line(places[edges[0].node]))
+            place = Refusal("added", edges[0].node, "add", source_line(places[edges[0].node]))
             mine = tuple(name for name in names if name.startswith(prefix))
             branches.append(Branch(tuple(edges), mine, place, tuple(also.get((number, index), ()))))
         groups.append(SwitchGroup(own.name, "choice", tuple(branches)))

@@ -9,7 +9,6 @@ import torch
 from tgfx.ir.ids import IdSpace
 from tgfx.ir.refusal import Refusal
 
-
 WHOLE = -1
 
 

@@ -33,7 +33,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class SwitchGroup:
-    """Branches under one gate vector: a single residual branch ("layer"), or the alternatives of a Choice ("choice")."""
+    """Branches under one gate vector: a single residual one ("layer"), or the alternatives of a Choice ("choice")."""
 
     name: str
     kind: str
