@@ -1,6 +1,6 @@
 """Analysis: gates over branches take their places in the gate bank, behind those of channels.
 
-slots  0 .. c-1  channels     c .. c+l-1  residual branches     then the alternatives of choices     last: constant 1
+    channels | residual branches | alternatives of choices | constant 1
 """
 
 from __future__ import annotations
