@@ -1,6 +1,6 @@
 """Analysis: gates over branches take their places in the gate bank, behind those of channels.
 
-    channels | residual branches | alternatives of choices | constant 1
+channels | residual branches | alternatives of choices | constant 1
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_switches(coupling: Coupling, found: Iterable[SwitchGroup]) -> tuple[Coup
             training.update(dict.fromkeys(branch.training_edges, slot))
         if switch.kind == "choice":
             one_of.append(tuple(range(slots, slots + group.size)))
-        channels | residual branches | alternatives of choices | constant 1
+        slots += group.size
     slot_of_id = np.where(coupling.slot_of_id == coupling.slots, slots, coupling.slot_of_id)
     whole = replace(coupling, groups=tuple(groups), slots=slots, slot_of_id=slot_of_id)
     return whole, Switches(edges, training, tuple(one_of))
