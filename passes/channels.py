@@ -37,7 +37,7 @@ def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
     others = [ChannelRecorder(source.training, head_first=head_first, like=recorder)] if source.training else []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
+    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in source.module.buffers()]
     try:
         with torch.no_grad():
             for one in (recorder, *others):
@@ -46,8 +46,9 @@ def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         with torch.no_grad():
-            for buffer, before in buffers:  # a train-mode graph moves running statistics
-                buffer.copy_(before)
+            for buffer, version, before in buffers:  # a train-mode graph moves running statistics
+                if buffer._version != version:  # an expanded constant could not even be written to
+                    buffer.copy_(before)
     return replace(recorder.facts(), training=others[0].facts() if others else None)
 
 

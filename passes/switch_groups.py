@@ -22,7 +22,7 @@ def add_switches(coupling: Coupling, found: Iterable[SwitchGroup]) -> tuple[Coup
     edges: dict[Edge, int] = {}
     training: dict[Edge, int] = {}
     one_of = []
-    names = {group.name for group in (*coupling.groups, *coupling.frozen)}
+    names = {group.name for group in coupling.groups}
     for switch in found:
         group = _group(switch, _free(switch, names), slots)
         groups.append(group)
