@@ -76,9 +76,9 @@ def dead_branches(
             return DeadBranches(stuck=stuck.get(node, f"{node.name} would be zero throughout"))
         if _is_empty(node, channels, survivors):
             return DeadBranches(stuck=f"{node.name} would have no channel left")
-    left = {a: b for a, b in becomes.items() if _end(a, becomes) in needed}
-    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in left)
-    return DeadBranches(dead, {a.name: b.name for a, b in left.items()})
+    passed_on = {a: b for a, b in becomes.items() if _end(a, becomes) in needed}
+    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in passed_on)
+    return DeadBranches(dead, {a.name: b.name for a, b in passed_on.items()})
 
 
 def _operands(node: fx.Node, name: str) -> list[fx.Node]:

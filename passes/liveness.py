@@ -48,7 +48,7 @@ def either(a: Condition, b: Condition, switches: Switches) -> Condition:
     if not a or ALWAYS in (a, b):
         return ALWAYS if ALWAYS in (a, b) else b
     products = {p for p in a | b if all(len(p.intersection(slots)) < 2 for slots in switches.one_of)}
-    for slots in switches.one_of:  # one of them is open in any case
+    for slots in reversed(switches.one_of):  # one of them is open in any case; choices in choices come later
         for rest in {p.difference(slots) for p in products if p.intersection(slots)}:
             whole = {rest | {slot} for slot in slots}
             if whole <= products:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tgfx
 from tests.support import promises
@@ -80,9 +81,7 @@ def test_eval_is_one_hot_and_training_lies_next_to_it() -> None:
 def test_derivative_is_the_shape_on_the_simplex(shape: str) -> None:
     weight = torch.tensor([0.3, 1.7, -2.0, 0.9], dtype=torch.float64)
     gate = ChoiceGate(4, tgfx.GateSpec(shape=shape, init=lambda size: weight)).double()
-    jacobian = torch.autograd.functional.jacobian(
-        lambda w: torch.func.functional_call(gate, {"weight": w}, ()), weight
-    )
+    jacobian = torch.autograd.functional.jacobian(lambda w: torch.func.functional_call(gate, {"weight": w}, ()), weight)
     slope = {"constant": torch.ones_like(weight), "sigmoid": None, "tanh": 1 - weight.tanh() ** 2}[shape]
     slope = weight.sigmoid() * (1 - weight.sigmoid()) if slope is None else slope
     expected = torch.diag(slope) - slope.expand(4, 4) / 4
@@ -244,6 +243,40 @@ def test_what_people_read() -> None:
     assert "one of 4: alternative 2 is chosen" in " ".join(str(gated.report()).replace("│", " ").split())
     assert "a choice of one among 4, alternative 2 is chosen" in gated.explain("small")
     assert {"trunk[0]", "trunk[1]"} <= {str(symbol) for symbol in gated.cost_expr("flops").free_symbols}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+def test_choices_in_choices_over_a_shared_layer() -> None:
+    torch.manual_seed(0)
+    shared = nn.Linear(8, 8)
+    inner = tgfx.Choice([shared, nn.Identity(), Residual()])
+    outer = tgfx.Choice([inner, nn.Sequential(shared, nn.Tanh()), Residual()])
+    model = nn.Sequential(nn.Linear(4, 8), outer, nn.ReLU(), nn.Linear(8, 3)).double()
+    x = torch.randn(3, 4).double()
+    gated = tgfx.transform(model, x, granularity=("channel", "layer")).eval()
+    promises.assert_close(gated(x), model.eval()(x), 1e-12, "identity")
+    stem = [term for term in gated.facts.cost.terms["params"] if term.origin == "0.weight"]
+    assert all(axis >= 0 for term in stem for axis in term.axes), "the stem is needed whatever is chosen"
+    branches = [group.name for group in gated.groups if group.kind == "layer"]
+    for first, second, state in itertools.product(range(3), range(3), itertools.product((True, False), repeat=2)):
+        gated.gates["1"].set_open_(torch.arange(3) == first)
+        gated.gates["1.alternatives.0"].set_open_(torch.arange(3) == second)
+        for name, opened in zip(branches, state, strict=True):
+            gated.gates[name].set_open_(torch.tensor([opened]))
+        compact = tgfx.shrink(gated).eval()
+        promises.assert_close(compact(x), gated(x), 1e-12, "cut")
+        with FlopCounterMode(display=False) as counter:
+            compact(x)
+        assert float(gated.cost("flops")) * len(x) == counter.get_total_flops()
+        assert float(gated.cost("params")) == sum(p.numel() for p in compact.parameters())
 
 
 class Untraceable(nn.Module):

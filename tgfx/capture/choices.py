@@ -32,7 +32,7 @@ class TakenGate:
 
 def take_gates(model: nn.Module) -> list[TakenGate]:
     """Number the choices of `model` (our copy) and take their gates out."""
-    taken = []
+    taken: list[TakenGate] = []
     for path, choice in [(p, m) for p, m in model.named_modules() if isinstance(m, Choice)]:
         choice.number = len(taken)
         taken.append(TakenGate(path, choice, choice.gate))
