@@ -7,7 +7,7 @@ in them: exact at 0/1, differentiable in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tgfx.ir.facts import ChannelMap, Work
 from tgfx.passes.couple import Coupling
+from tgfx.passes.liveness import ALWAYS, NEVER, Condition
 
 KINDS = ("flops", "flops_all", "params", "channels", "heads")
 
@@ -38,6 +39,7 @@ class CostModel:
         self.terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
         self._axes: list[np.ndarray] = []  # [layers, length] slots
         self._known: dict[tuple, int] = {}
+        self._conditions: list[Condition] = []
 
     def axis(self, slots: np.ndarray) -> int:
         """Register an axis given by the slots of its positions, one row per layer."""
@@ -48,6 +50,26 @@ class CostModel:
             self._known[key] = len(self._axes)
             self._axes.append(slots)
         return self._known[key]
+
+    def condition(self, when: Condition) -> int:
+        """Register something that is there (1) or not (0), by the gates of the branches it lies in."""
+        if when not in self._conditions:
+            self._conditions.append(when)
+        return -1 - self._conditions.index(when)  # counted from the end: behind all axes, however many there will be
+
+    @cached_property
+    def _switched(self) -> Tensor:
+        """[conditions, products, slots], last condition first; filled up with the constant one, or an empty sum."""
+        one, nothing = self.coupling.slots, self.coupling.slots + 1
+        rows = [[sorted(product) for product in sorted(when, key=sorted)] for when in reversed(self._conditions)]
+        products = max((len(row) for row in rows), default=0)
+        most = max((len(product) for row in rows for product in row), default=0)
+        table = np.full((len(rows), products, most), one, dtype=np.int64)
+        for index, row in enumerate(rows):
+            for position, product in enumerate(row):
+                table[index, position, : len(product)] = product
+            table[index, len(row) :] = nothing
+        return torch.from_numpy(table)
 
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, Tensor]]]:
@@ -87,7 +109,7 @@ class CostModel:
         return packed
 
     def living(self, bank: Tensor) -> Tensor:
-        """Number of living channels on every registered axis."""
+        """Number of living channels on every registered axis, then 1 or 0 for every condition."""
         rows, slots, counts, products = self._sums
         bank = bank.double()
         sums = torch.zeros(len(self._axes), dtype=torch.float64, device=bank.device)
@@ -95,7 +117,11 @@ class CostModel:
         for index, axis in products:
             value = bank[axis.to(bank.device)].prod(0).sum()
             sums = sums.index_add(0, torch.tensor([index], device=bank.device), value.reshape(1))
-        return sums
+        if not self._conditions:
+            return sums
+        filled = torch.cat([bank, bank.new_zeros(1)])
+        absent = 1 - filled[self._switched.to(bank.device)].prod(2)
+        return torch.cat([sums, 1 - absent.prod(1)])
 
     def evaluate(self, kind: str, bank: Tensor, gone: frozenset[str] = frozenset()) -> Tensor:
         """`gone`: nodes and parameters that dead branches take along; they cost nothing."""
@@ -114,6 +140,7 @@ class CostModel:
     def expression(self, kind: str) -> sympy.Expr:
         """The cost as a polynomial in the numbers of living channels n_<group>."""
         sums = [self._axis_expression(axis) for axis in self._axes]
+        sums += [self._condition_expression(when) for when in reversed(self._conditions)]
         return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind]))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
@@ -131,6 +158,14 @@ class CostModel:
                 parts.extend(int(c) * sympy.Symbol(f"{group.name}[{i}]") for i, c in enumerate(own) if c)
         return sympy.Add(*parts)
 
+    def _condition_expression(self, when: Condition) -> sympy.Expr:
+        products = [sympy.Mul(*(self._slot_symbol(slot) for slot in sorted(p))) for p in sorted(when, key=sorted)]
+        return products[0] if len(products) == 1 else 1 - sympy.Mul(*(1 - product for product in products))
+
+    def _slot_symbol(self, slot: int) -> sympy.Symbol:
+        group = next(g for g in self.coupling.groups if g.start <= slot < g.start + g.size)
+        return group_symbol(group.name) if group.size == 1 else sympy.Symbol(f"{group.name}[{slot - group.start}]")
+
 
 def group_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(f"n[{name}]", nonnegative=True)
@@ -140,11 +175,17 @@ def _number(value: float) -> sympy.Expr:
     return sympy.Integer(int(value)) if float(value).is_integer() else sympy.Float(value)
 
 
-def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple[int, ...]]) -> CostModel:
-    """`params`: shape of every parameter that counts, tied ones once."""
+def build_cost(
+    channels: ChannelMap,
+    coupling: Coupling,
+    params: dict[str, tuple[int, ...]],
+    needed: dict[str, Condition] | None = None,
+) -> CostModel:
+    """`params`: shape of every parameter that counts, tied ones once; `needed`: when a node or parameter is there."""
     cost = CostModel(coupling)
+    needed = needed or {}
     for work in channels.work:
-        term = _work_term(cost, coupling, work, channels.batch)
+        term = _while(cost, needed.get(work.node), _work_term(cost, coupling, work, channels.batch))
         cost.terms["flops_all"].append(term)
         if work.counted:
             cost.terms["flops"].append(term)
@@ -159,10 +200,11 @@ def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple
                 axes.append(cost.axis(coupling.slots_of(layers[0].numpy().reshape(1, -1))))
             else:
                 factor *= size
-        cost.terms["params"].append(_folded(cost, Term(factor, tuple(axes), name)))
+        when = needed.get(name)
+        cost.terms["params"].append(_while(cost, when, _folded(cost, Term(factor, tuple(axes), name))))
         if name in channels.channels:
             slots = coupling.slots_of(channels.channels[name].numpy().reshape(1, -1))
-            cost.terms["channels"].append(_folded(cost, Term(1, (cost.axis(slots),), name)))
+            cost.terms["channels"].append(_while(cost, when, _folded(cost, Term(1, (cost.axis(slots),), name))))
     return cost
 
 
@@ -170,6 +212,13 @@ def _work_term(cost: CostModel, coupling: Coupling, work: Work, batch: int) -> T
     slots = [coupling.slots_of(axis.numpy()) for axis in work.axes]
     axes = tuple(cost.axis(np.unique(own, axis=0) if len(own) > 1 else own) for own in slots)
     return _folded(cost, Term(work.factor / batch, axes, work.node))
+
+
+def _while(cost: CostModel, when: Condition | None, term: Term) -> Term:
+    """A term that is there only while the branches that it lies in are."""
+    if when in (None, ALWAYS, NEVER):
+        return term
+    return replace(term, axes=(*term.axes, cost.condition(when)))
 
 
 def _folded(cost: CostModel, term: Term) -> Term:

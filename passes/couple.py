@@ -22,7 +22,7 @@ Members = dict[tuple[int, ...], list[int]]  # indices of parameter axes -> atoms
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Channels that one gate vector decides on (or that are kept: `frozen` says why).
+    """What one gate vector decides on: channels as a rule (or that are kept: `frozen` says why), see `kind`.
 
     size: how many atoms, each of which lives or dies as a whole; members: parameter axes it touches; ties: the
     operators that tie them.
@@ -35,7 +35,7 @@ class Group:
     frozen: Refusal | None
     roots: np.ndarray
     start: int = -1  # first slot in the gate bank; -1 when frozen
-    kind: str = "channel"  # what an atom is: "channel" or "head" (of an attention)
+    kind: str = "channel"  # "head": of an attention; "layer": a residual branch; "choice": options of a tgfx.Choice
 
     @property
     def op(self) -> str:

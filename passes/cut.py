@@ -25,6 +25,7 @@ from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
+from tgfx.passes.demand import Demand
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -59,6 +60,11 @@ class _Surgeon:
     def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
+        self.demand = Demand(source.module)
+        self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
+        for node in source.module.graph.nodes:
+            if node.op == "call_module":
+                self.called[node.name not in dead.nodes].add(str(node.target))
         self.graph = fx.Graph()
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
@@ -111,7 +117,7 @@ class _Surgeon:
         for node in self.source.module.graph.nodes:
             same_as = self.dead.same_as(node.name)
             if same_as is not None:
-                values[node] = values[by_name[same_as]]
+                values[node] = self._passed_on(node, by_name[same_as], values[by_name[same_as]])
                 continue
             if node.name in self.skipped:
                 continue
@@ -171,6 +177,19 @@ class _Surgeon:
         copy.meta = dict(node.meta)
         return copy
 
+    def _passed_on(self, node: fx.Node, left: fx.Node, value: fx.Node) -> fx.Node:
+        """What is left of an addition is a tensor that others may hold: what writes into one must not be seen in both.
+
+        An addition into what is left (`x += branch`) gave that very tensor all along.
+        """
+        demand = self.demand
+        into = node.args[0] is left and demand.writes(node)
+        if into or not (demand.is_written_after(node, node) or demand.is_written_after(left, node)):
+            return value
+        copied = self.graph.call_method("clone", (value,))
+        copied.meta = dict(node.meta)
+        return copied
+
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
         is_pick = node.op == "call_function" and node.target is operator.getitem
         if is_pick and not isinstance(copy.args[0], fx.Node) and isinstance(copy.args[1], int | slice):
@@ -199,8 +218,12 @@ class _Surgeon:
         root.training = self.source.module.training
         self.sliced = self._sliced(tensors)
         group_counts, shapes = self._group_counts(), self._input_shapes()
+        gone: set[str] = set()
         for path, module in self.source.module.named_modules():
-            if not path or isinstance(module, fx.GraphModule) or self._is_gone(path, module):
+            if not path or isinstance(module, fx.GraphModule):
+                continue
+            if path.rpartition(".")[0] in gone or self._is_gone(path, module):
+                gone.add(path)
                 continue
             own = {
                 name: self.sliced[f"{path}.{name}"]
@@ -220,8 +243,13 @@ class _Surgeon:
         return root
 
     def _is_gone(self, path: str, module: nn.Module) -> bool:
+        """No call of it, or of a layer in it, is left, and so no tensor of it either."""
+        if not self.dead.nodes or any(_within(called, path) for called in self.called[True]):
+            return False
         own = [f"{path}.{name}" for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        return bool(own) and all(name in self.gone for name in own)
+        if not own:
+            return any(_within(called, path) for called in self.called[False])
+        return all(name in self.gone for name in own)
 
     def _called(self, path: str) -> bool:
         """A closed box: keeps its own class, and all below it."""
@@ -263,7 +291,7 @@ class _Surgeon:
     def _group_counts(self) -> dict[str, int]:
         counts = {}
         for node in self.source.module.graph.nodes:
-            if node.op == "call_module" and node.name in self.channels.grouping:
+            if node.op == "call_module" and node.name in self.channels.grouping and node.name not in self.dead.nodes:
                 module = self.source.module.get_submodule(str(node.target))
                 before = getattr(module, "groups", None) or getattr(module, "num_groups", 1)
                 counts[str(node.target)] = self.groups(node, before)
@@ -284,6 +312,10 @@ class _Surgeon:
         for path, module in self.source.module.named_modules():
             if path and has_module(compact, path):
                 compact.get_submodule(path).training = module.training
+
+
+def _within(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(parent + ".")
 
 
 def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:

@@ -1,6 +1,6 @@
-"""Analysis: what a group without a single open gate takes along.
+"""Analysis: what a closed branch, or a group without a single open gate, takes along.
 
-    y = x + conv2(relu(conv1(x)))      conv1's channels all closed, conv2 without bias
+    y = x + conv2(relu(conv1(x)))      the branch's gate closed, or conv1's channels all closed and conv2 without bias
     y = x                              the branch goes with its add
 
 A sum over no channels is exactly zero if no bias is added. The zero runs through operators that keep it and ends at an
@@ -15,8 +15,10 @@ from torch import fx
 
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
+from tgfx.ir.switches import Edge
 from tgfx.ir.tree import find, named_tensors
 from tgfx.ops.naming import op_name
+from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.survivors import Survivors
 
 _ZERO_STAYS = {
@@ -42,51 +44,80 @@ class DeadBranches:
         return (self.becomes or {}).get(name)
 
 
-def dead_branches(source: Source, channels: ChannelMap, survivors: Survivors) -> DeadBranches:
-    """What the closed groups make superfluous. Ask only when some group has no open gate."""
+def dead_branches(
+    source: Source, channels: ChannelMap, survivors: Survivors, closed: frozenset[Edge] = frozenset()
+) -> DeadBranches:
+    """What closed groups and closed operands of additions make superfluous. Ask only when there are some."""
     zeros: set[fx.Node] = set()
     becomes: dict[fx.Node, fx.Node] = {}
     stuck: dict[fx.Node, str] = {}
     for node in source.module.graph.nodes:
         name = op_name(node, source.module)
-        inputs = [becomes.get(arg, arg) for arg in node.all_input_nodes]
-        zero_inputs = [arg for arg in inputs if arg in zeros]
-        if _sums_nothing(node, name, source, channels, survivors, zeros):
-            zeros.add(node)
-        elif not zero_inputs:
-            continue
-        elif name in ("add", "iadd") and len(inputs) == 2 and _same_shape(node, inputs, zeros, channels):
-            other = next((arg for arg in inputs if arg not in zeros), None)
-            if other is None:
-                zeros.add(node)
+        operands = _operands(node, name)
+        left = [
+            arg for position, arg in enumerate(operands)
+            if _end(arg, becomes) not in zeros and Edge(node.name, position) not in closed
+        ]  # fmt: skip
+        if len(left) < len(operands) and _same_shape(node, left, channels):
+            if left:
+                becomes[node] = left[0]
             else:
-                becomes[node] = other
+                zeros.add(node)
+        elif _sums_nothing(node, name, source, channels, survivors, zeros):
+            zeros.add(node)
+        elif not any(_end(arg, becomes) in zeros for arg in node.all_input_nodes):
+            continue
         elif name in _ZERO_STAYS or name in ("mul", "imul", *_PRODUCTS):
             zeros.add(node)
         else:
             stuck[node] = f"{node.name} [{name}] makes something else of zero"
-    needed = _needed(source.module.graph, becomes, zeros)
+    needed = _needed(source.module, becomes, channels)
     for node in needed:
         if node in zeros or node in stuck:
             return DeadBranches(stuck=stuck.get(node, f"{node.name} would be zero throughout"))
         if _is_empty(node, channels, survivors):
             return DeadBranches(stuck=f"{node.name} would have no channel left")
-    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in becomes)
-    return DeadBranches(dead, {a.name: b.name for a, b in becomes.items()})
+    passed_on = {a: b for a, b in becomes.items() if _end(a, becomes) in needed}
+    dead = frozenset(n.name for n in source.module.graph.nodes if n not in needed and n not in passed_on)
+    return DeadBranches(dead, {a.name: b.name for a, b in passed_on.items()})
 
 
-def _needed(graph: fx.Graph, becomes: dict[fx.Node, fx.Node], zeros: set[fx.Node]) -> set[fx.Node]:
-    output = next(n for n in graph.nodes if n.op == "output")
-    needed: set[fx.Node] = set()
-    stack = [output, *(n for n in graph.nodes if n.op == "placeholder")]
+def _operands(node: fx.Node, name: str) -> list[fx.Node]:
+    """Both sides of a plain addition; nothing for other nodes."""
+    if name not in ("add", "iadd") or len(node.args) != 2 or node.kwargs:
+        return []
+    found = [arg for arg in node.args if isinstance(arg, fx.Node)]
+    return found if len(found) == 2 else []
+
+
+def _end(node: fx.Node, becomes: dict[fx.Node, fx.Node]) -> fx.Node:
+    while node in becomes:
+        node = becomes[node]
+    return node
+
+
+def _needed(module: fx.GraphModule, becomes: dict[fx.Node, fx.Node], channels: ChannelMap) -> set[fx.Node]:
+    demand = Demand(module)
+    needed = _reach(demand, demand.roots, becomes)
+    for check in filter(is_check, module.graph.nodes):  # checks stay where the tensors that they look at do
+        cone = _reach(demand, [check], becomes)
+        known = [channels.nodes.get(node.name) for node in cone - needed]
+        if not any(ids.tensors for ids in known if ids is not None):
+            needed |= cone
+    return needed
+
+
+def _reach(demand: Demand, start: list[fx.Node], becomes: dict[fx.Node, fx.Node]) -> set[fx.Node]:
+    reached: set[fx.Node] = set()
+    stack = list(start)
     while stack:
         node = stack.pop()
-        while node in becomes:
-            node = becomes[node]
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
+        if node in becomes:
+            stack.extend(demand.operand(node, becomes[node]))
+        elif node not in reached:
+            reached.add(node)
+            stack.extend(demand.inputs(node))
+    return reached
 
 
 def _sums_nothing(
@@ -120,10 +151,10 @@ def _is_empty(node: fx.Node, channels: ChannelMap, survivors: Survivors, axis: i
     return False
 
 
-def _same_shape(node: fx.Node, inputs: list[fx.Node], zeros: set[fx.Node], channels: ChannelMap) -> bool:
-    """The other side must have the sum's own shape, or the addition also broadcasts."""
+def _same_shape(node: fx.Node, left: list[fx.Node], channels: ChannelMap) -> bool:
+    """What is left must have the sum's own shape, or the addition also broadcasts."""
     own = channels.nodes[node.name].single
-    others = [channels.nodes[arg.name].single for arg in inputs if arg not in zeros]
+    others = [channels.nodes[arg.name].single for arg in left]
     return own is not None and all(o is not None and o.shape == own.shape for o in others)
 
 

@@ -97,9 +97,14 @@ class _Writer:
             self.bank = self.graph.call_module(BANK)
         for site in sites:  # gate values stand before whatever uses them
             self._value(site.index)
+            if site.times is not None:
+                self._value(site.times)
         gated_params = {s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand}
         inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
         swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
+        at = {s.position: self._value(s.index) for s in sites if s.kind == "edge"}
+        norm_site = next((s for s in sites if s.kind == "batch_norm"), None)
+        norm_gate = self._norm_gate(norm_site) if norm_site is not None else None
 
         served: set[str] = set()
 
@@ -114,17 +119,30 @@ class _Writer:
         if node.op != "call_module" and served != set(gated_params):
             raise AssertionError(f"{node.name}: gates for {set(gated_params) - served} found no place")
         masked_site = next((s for s in sites if s.kind == "masked"), None)
-        norm_site = next((s for s in sites if s.kind == "batch_norm"), None)
+        if at:
+            self._gate_arguments(copy, at)
         if masked_site is not None:
             copy = self._replace(copy, self._masked(copy, masked_site, gated_params))
-        elif norm_site is not None:
+        elif norm_gate is not None:
             path = str(node.target)
             self.twins.setdefault(path, gated_batch_norm(self.source.module.get_submodule(path)))
-            copy.args = (copy.args[0], self._value(norm_site.index))
+            copy.args = (copy.args[0], norm_gate)
         elif gated_params and node.op == "call_module":
             copy = self._replace(copy, self._lowered(copy, gated_params))
         copy.meta = dict(node.meta)
         self.copies[node] = copy
+
+    def _norm_gate(self, site: Site) -> fx.Node:
+        gate = self._value(site.index)
+        return gate if site.times is None else self._times(gate, self._value(site.times))
+
+    def _gate_arguments(self, copy: fx.Node, at: dict[int | None, fx.Node]) -> None:
+        """Gate values for single arguments, by position: the same value may stand there twice with two gates."""
+        with self.graph.inserting_before(copy):
+            copy.args = tuple(
+                self._times(arg, at[index]) if index in at else arg  # type: ignore[arg-type]
+                for index, arg in enumerate(copy.args)
+            )
 
     def source_node(self, name: str) -> fx.Node:
         return self.by_name[name]

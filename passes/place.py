@@ -40,9 +40,11 @@ class Site:
     """One multiplication: `index` (the shape of the operand's layer) picks gate values from the bank."""
 
     node: str
-    kind: str  # "param", "node", "masked", "batch_norm"
+    kind: str  # "param", "node", "masked", "batch_norm", "edge"
     operand: Operand | None
     index: np.ndarray
+    position: int | None = None  # "edge": which argument of the node
+    times: np.ndarray | None = None  # "batch_norm": a second gate over the whole of it
 
 
 @dataclass(frozen=True)

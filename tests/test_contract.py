@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PUBLIC = [
     "Budget",
     "BudgetController",
+    "Choice",
     "Finished",
     "FitResult",
     "GateSpec",
@@ -101,6 +102,8 @@ LAYERS = {
     "errors": 0,
     "_version": 0,
     "gates": 1,
+    "choice_gate": 1,
+    "choice": 1,
     "bank": 1,
     "ops": 1,
     "gated_layers": 1,

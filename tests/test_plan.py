@@ -125,3 +125,23 @@ def test_missing_folder_and_wrong_object(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         tgfx.save_plan(Net(), tmp_path / "plan")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_plans_of_the_first_format_are_read(gated: tgfx.GatedModule, tmp_path: Path) -> None:
+    folder = tgfx.save_plan(gated, tmp_path / "plan")
+    plan = json.loads((folder / PLAN).read_text())
+    assert plan["format"] == 2 and plan["granularity"] == ["channel"]
+    plan["format"] = 1
+    del plan["granularity"]
+    (folder / PLAN).write_text(json.dumps(plan))
+    compact = tgfx.shrink(gated).eval()
+    assert torch.equal(tgfx.load_plan(folder, Net(), EXAMPLE).eval()(EXAMPLE), compact(EXAMPLE))
+
+
+def test_an_unknown_granularity_is_damage(gated: tgfx.GatedModule, tmp_path: Path) -> None:
+    folder = tgfx.save_plan(gated, tmp_path / "plan")
+    plan = json.loads((folder / PLAN).read_text())
+    plan["granularity"] = ["molecule"]
+    (folder / PLAN).write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match="cannot be read"):
+        tgfx.load_plan(folder, Net(), EXAMPLE)

@@ -2,6 +2,7 @@
 
 from tgfx._version import __version__
 from tgfx.budget import Budget
+from tgfx.choice import Choice
 from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
@@ -20,6 +21,7 @@ from tgfx.transforming import transform
 __all__ = [
     "Budget",
     "BudgetController",
+    "Choice",
     "Finished",
     "FitResult",
     "GateSpec",

@@ -5,15 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tgfx.choice_gate import ChoiceGate
 from tgfx.gates import TrainableGate
+
+Gate = TrainableGate | ChoiceGate
 
 
 class GateBank(nn.Module):
-    """Values of all gates laid end to end, and a constant one at the end for channels that stay."""
+    """Values of all gates laid end to end (choices last), and a constant one at the end for channels that stay."""
 
-    def __init__(self, gates: dict[str, TrainableGate]) -> None:
+    def __init__(self, gates: dict[str, Gate]) -> None:
         super().__init__()
         self.names = list(gates)
+        self.elementwise = sum(isinstance(gate, TrainableGate) for gate in gates.values())
+        if any(isinstance(gate, ChoiceGate) for gate in list(gates.values())[: self.elementwise]):
+            raise AssertionError("gates of choices come last")
         for name, gate in gates.items():
             self.add_module(self.key(name), gate)
 
@@ -21,18 +27,18 @@ class GateBank(nn.Module):
     def key(name: str) -> str:
         return name.replace(".", "/")  # a module name may not hold a dot
 
-    def gates(self) -> dict[str, TrainableGate]:
+    def gates(self) -> dict[str, Gate]:
         return {name: self._modules[self.key(name)] for name in self.names}  # type: ignore[misc]
 
     def forward(self) -> Tensor:
         gates = [self._modules[self.key(name)] for name in self.names]
-        first = gates[0]
+        first, several, choices = gates[0], gates[: self.elementwise], gates[self.elementwise :]
         settings, training = first.settings, first.training
         one = torch.ones(1, dtype=first.weight.dtype, device=first.weight.device)
-        if all(gate.settings == settings and gate.training == training for gate in gates):
-            weights = torch.cat([gate.weight for gate in gates])
+        if several and all(gate.settings == settings and gate.training == training for gate in several):
+            weights = torch.cat([gate.weight for gate in several])
             values = settings.trained(weights) if training else settings.binary_value(weights)
-            return torch.cat([values, one])
+            return torch.cat([values, *(gate() for gate in choices), one])
         return torch.cat([*(gate() for gate in gates), one])
 
     def is_open(self) -> Tensor:

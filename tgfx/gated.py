@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.graph_module import _forward_from_src
 
-from tgfx.bank import GateBank
+from tgfx.bank import Gate, GateBank
 from tgfx.budget import Budget, check_kind
 from tgfx.errors import BudgetError, InputError
-from tgfx.gates import TrainableGate
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.source import Source
+from tgfx.ir.switches import Switches
 from tgfx.passes.cost import KINDS, CostModel
 from tgfx.passes.couple import Coupling, Groups
 from tgfx.passes.dead_branches import dead_branches, parameters_of
@@ -40,7 +40,8 @@ class Facts:
     cost: CostModel
     model_name: str
     ignored: tuple[str, ...] = ()
-    granularity: tuple[str, ...] = ("channel",)
+    granularity: frozenset[str] = frozenset({"channel"})
+    switches: Switches = field(default_factory=Switches)
 
 
 class GatedModule(fx.GraphModule):
@@ -80,7 +81,7 @@ class GatedModule(fx.GraphModule):
         return self._modules[BANK]  # type: ignore[return-value]
 
     @property
-    def gates(self) -> dict[str, TrainableGate]:
+    def gates(self) -> dict[str, Gate]:
         """Group name -> its gates."""
         return self.bank.gates()
 
@@ -131,21 +132,21 @@ class GatedModule(fx.GraphModule):
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
         opened = self.open_slots()
         facts = self.facts
-        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups):
-            return frozenset()
+        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if g.kind == "channel"):
+            return frozenset()  # closed branches alone are in the cost's own terms
         survivors = Survivors(facts.channels, facts.coupling, opened)
-        dead = dead_branches(facts.source, facts.channels, survivors)
+        dead = dead_branches(facts.source, facts.channels, survivors, facts.switches.closed(opened))
         return dead.nodes | parameters_of(facts.source, dead.nodes)
 
     def total(self, kind: str = "flops") -> float:
-        """The cost with all gates open."""
+        """The cost with all gates open: of a choice, all alternatives."""
         return self.facts.cost.total(self._known_kind(kind))
 
     def ratio(self, kind: str = "flops") -> Tensor:
         return self.cost(kind) / self.total(kind)
 
     def cost_expr(self, kind: str = "flops") -> sympy.Expr:
-        """The cost as a polynomial in n[group], the number of open gates of each group."""
+        """The cost as a polynomial in n[group], the number of open gates of each group (choice[i]: one alternative)."""
         return self.facts.cost.expression(self._known_kind(kind))
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:
@@ -156,12 +157,20 @@ class GatedModule(fx.GraphModule):
         return {g.name: gradient[g.start : g.start + g.size] for g in self.facts.coupling.groups}
 
     def cheapest(self, kind: str = "flops") -> float:
-        """The smallest ratio that can be reached: one channel left in every group."""
+        """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives."""
         bank = torch.zeros(self.facts.coupling.slots + 1, dtype=torch.float64)
         bank[-1] = 1
         for group in self.facts.coupling.groups:
-            bank[group.start] = 1
-        return float(self.facts.cost.evaluate(self._known_kind(kind), bank)) / self.total(kind)
+            bank[group.start] = float(group.kind != "layer")
+        price = self.facts.cost.evaluate
+        for slots in self.facts.switches.one_of:
+            options = torch.eye(len(slots), dtype=torch.float64)
+            costs = []
+            for option in options:
+                bank[list(slots)] = option
+                costs.append(float(price(self._known_kind(kind), bank)))
+            bank[list(slots)] = options[costs.index(min(costs))]
+        return float(price(self._known_kind(kind), bank)) / self.total(kind)
 
     def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
         """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).

@@ -18,7 +18,7 @@ class _GatedBatchNorm(nn.modules.batchnorm._BatchNorm):
                 momentum = 1.0 / float(self.num_batches_tracked)
         use_batch = self.training or (self.running_mean is None and self.running_var is None)
         keep_stats = not self.training or self.track_running_stats
-        gate = gate.reshape(-1)
+        gate = gate.reshape(-1).expand(self.num_features)  # one gate may stand for all channels
         weight = gate.to(x.dtype) if self.weight is None else self.weight * gate.to(self.weight.dtype)
         bias = None if self.bias is None else self.bias * gate.to(self.bias.dtype)
         return F.batch_norm(

@@ -1,4 +1,4 @@
-"""What a gate may decide on: channels, attention heads, or both."""
+"""What a gate decides on: single channels, attention heads, whole residual branches, single weights."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from typing import Any
 
 from tgfx.errors import GranularityError
 
-NAMES = ("channel", "layer", "head", "weight")
-AVAILABLE = ("channel", "head")
+KNOWN = ("channel", "head", "layer", "weight")
+BUILT = ("channel", "head", "layer")
+_ALONE = "weight"  # a mask over single weights leaves no structure that could be removed along with it
 
 
 def parse(granularity: Any) -> frozenset[str]:
-    """The names in `granularity`: one of them or several, e.g. "head" or ("channel", "head")."""
-    several = not isinstance(granularity, str) and isinstance(granularity, Iterable)
-    wanted = list(granularity) if several else [granularity]
-    expected = "one or several of " + ", ".join(f'"{name}"' for name in AVAILABLE)
-    for name in wanted:
-        if not isinstance(name, str) or name not in NAMES:
-            raise GranularityError(f"granularity {name!r} is not known", expected=expected, found=repr(granularity))
-        if name not in AVAILABLE:
-            raise GranularityError(f"granularity {name!r} is not available", expected=expected, found=repr(granularity))
-    if not wanted:
-        raise GranularityError("granularity names nothing", expected=expected, found=repr(granularity))
-    return frozenset(wanted)
+    """One name or several, e.g. "channel" or ("channel", "layer"), as a set."""
+    names = [granularity] if isinstance(granularity, str) else _listed(granularity)
+    expected = " and ".join(f'"{name}"' for name in BUILT) + ", one or several"
+    if not names or any(name not in KNOWN for name in names):
+        raise GranularityError(f"unknown granularity {granularity!r}", expected=expected, found=repr(granularity))
+    missing = [name for name in names if name not in BUILT]
+    if missing:
+        raise GranularityError(
+            f"granularity {missing[0]!r} is not available", expected=expected, found=repr(granularity)
+        )
+    if _ALONE in names and len(set(names)) > 1:
+        raise GranularityError(
+            f"granularity {_ALONE!r} cannot be mixed with others", expected=f'"{_ALONE}" alone', found=repr(granularity)
+        )
+    return frozenset(names)
 
 
-__all__ = ["parse"]
+def _listed(granularity: Any) -> list[str]:
+    if not isinstance(granularity, Iterable):
+        return []
+    names = list(granularity)
+    return names if all(isinstance(name, str) for name in names) else []

@@ -45,7 +45,7 @@ def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: i
         "tgfx": __version__,
         "model": gated.facts.model_name,
         "architecture": fingerprint(gated),
-        "granularity": list(gated.facts.granularity),
+        "granularity": sorted(gated.facts.granularity),
         "ignore": list(gated.facts.ignored),
         "kept": {
             group.name: np.flatnonzero(opened[group.start : group.start + group.size]).tolist()
@@ -69,12 +69,16 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
     """The compact model: `model` is a fresh instance of the original class (its weights do not matter)."""
     plan, weights = _read(Path(folder))
     try:
-        ignored = [name for name in plan.get("ignore", []) if name]
-        gated = transform(model, example_inputs, granularity=plan.get("granularity", "channel"), ignore=ignored)
+        gated = transform(
+            model,
+            example_inputs,
+            granularity=plan.get("granularity", "channel"),
+            ignore=[name for name in plan.get("ignore", []) if name],
+        )
     except (IgnoreError, NothingToGateError) as error:
         raise PlanError(
             "the plan is for another architecture",
-            expected=f"{plan['model']}, with its layers {_brief(plan['sizes'])}",
+            expected=f"{plan['model']}, which has the layers that the plan names",
             found=type(model).__name__,
             where=str(folder),
             fix="build the model with the same class and settings as when the plan was saved",
@@ -88,6 +92,15 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
             where=str(folder),
             fix="build the model with the same class and settings (and example sizes) as when the plan was saved",
         )
+    for group in gated.facts.coupling.groups:
+        if group.kind == "choice" and len(plan["kept"][group.name]) != 1:
+            raise PlanError(
+                "the plan chooses no single alternative",
+                expected=f"one of the {group.size} alternatives of '{group.name}'",
+                found=f"{plan['kept'][group.name]}",
+                where=str(folder),
+                fix="save it again",
+            )
     opened = np.zeros(gated.facts.coupling.slots, dtype=bool)
     for group in gated.facts.coupling.groups:
         opened[group.start + np.array(plan["kept"][group.name], dtype=np.int64)] = True
@@ -102,7 +115,10 @@ def fingerprint(gated: GatedModule) -> str:
     """Parameters with shapes, and groups with members: equal for equal architectures only."""
     named = [*gated.facts.channels.params.items(), *gated.facts.channels.buffers.items()]
     shapes = sorted((name, list(ids.shape)) for name, ids in named)
-    groups = [(g.name, g.size, [str(m) for m in g.members]) for g in gated.facts.coupling.groups]
+    groups = [
+        (g.name, g.size, [str(m) for m in g.members], *([g.kind] if g.kind != "channel" else []))
+        for g in gated.facts.coupling.groups
+    ]
     return hashlib.sha256(json.dumps([shapes, groups]).encode()).hexdigest()
 
 

@@ -33,7 +33,7 @@ class Report:
                 "open": opened.get(g.name, g.size),
                 "size": g.size,
                 "layers": _layers(g),
-                "tied_by": g.op if g.frozen is None else "",
+                "tied_by": _tied_by(self.gated, g),
                 "flops_per_channel": share.get(g.name, 0.0) / g.size,
                 "frozen": str(g.frozen) if g.frozen else "",
             }
@@ -54,7 +54,7 @@ class Report:
         out = io.StringIO()
         console = Console(file=out, width=120, highlight=False)
         facts = self.gated.facts
-        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {_counted(facts.coupling.groups)}")
+        table = Table(title=f"{facts.model_name}: {len(self.gated.gates)} gates over {_counts(facts.coupling.groups)}")
         for header, justify in (
             ("group", "left"),
             ("open/size", "right"),
@@ -85,10 +85,22 @@ def render(table: Table) -> str:
     return out.getvalue()
 
 
-def _counted(groups: tuple[Group, ...]) -> str:
-    """e.g. "12 heads and 300 channels"."""
-    sizes = {kind: sum(g.size for g in groups if g.kind == kind) for kind in dict.fromkeys(g.kind for g in groups)}
-    return " and ".join(f"{size} {kind}s" for kind, size in sorted(sizes.items(), reverse=True))
+def _counts(groups: tuple[Group, ...]) -> str:
+    """E.g. "4096 channels, 8 layers"."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group.kind] = sizes.get(group.kind, 0) + (1 if group.kind == "choice" else group.size)
+    return ", ".join(f"{size} {kind}{'' if size == 1 else 's'}" for kind, size in sizes.items())
+
+
+def _tied_by(gated: GatedModule, group: Group) -> str:
+    if group.frozen is not None:
+        return ""
+    if group.kind == "layer":
+        return "a branch, goes as a whole"
+    if group.kind == "choice":
+        return f"one of {group.size}: alternative {int(gated.gates[group.name].is_open().nonzero())} is chosen"
+    return group.op
 
 
 def _layers(group: Group, most: int = 4) -> str:
@@ -116,7 +128,9 @@ def explain(gated: GatedModule, name: str) -> str:
 def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
     role = _role(group, name)
     if group.frozen is not None:
-        lines = [f"{name}: {role} kept ({group.size} {group.kind}s).", f"  reason: {group.frozen}"]
+        lines = [f"{name}: {role} kept ({group.size} channels).", f"  reason: {group.frozen}"]
+    elif group.kind != "channel":
+        lines = _explain_switch(gated, group)
     else:
         gate = gated.gates[group.name]
         lines = [
@@ -124,9 +138,24 @@ def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
             "  can be cut: closing a gate removes its slice of every member below.",
         ]
     lines.append("  members: " + ", ".join(map(str, group.members)))
+    how = "tied" if group.kind == "channel" else group.ties[0].reason
     for tie in group.ties[:12]:
-        lines.append(f"  tied by {tie.op} at {tie.node}" + (f" ({tie.source})" if tie.source else ""))
+        lines.append(f"  {how} by {tie.op} at {tie.node}" + (f" ({tie.source})" if tie.source else ""))
     return "\n".join(lines)
+
+
+def _explain_switch(gated: GatedModule, group: Group) -> list[str]:
+    opened = gated.gates[group.name].is_open()
+    if group.kind == "layer":
+        state = "open" if bool(opened.all()) else "closed"
+        return [
+            f"{group.name}: a residual branch under one gate, {state}.",
+            "  can be cut: closing the gate removes the branch and leaves the other side of the addition.",
+        ]
+    return [
+        f"{group.name}: a choice of one among {group.size}, alternative {int(opened.nonzero())} is chosen.",
+        "  the others are cut.",
+    ]
 
 
 def _role(group: Group, name: str) -> str:

@@ -88,12 +88,15 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
 
 
 def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
-    """Groups without an open gate: the branches they take along, or an error if they cannot go as a whole."""
+    """Closed branches, and groups without an open gate: what they take along, or an error if it cannot go."""
     facts = gated.facts
-    empty = [g for g in facts.coupling.groups if not opened[g.start : g.start + g.size].any()]
-    if not empty:
+    empty = [g for g in facts.coupling.groups if g.kind == "channel" and not opened[g.start : g.start + g.size].any()]
+    closed = facts.switches.closed(opened)
+    if not empty and not closed:
         return DeadBranches()
-    dead = dead_branches(facts.source, facts.channels, survivors)
+    dead = dead_branches(facts.source, facts.channels, survivors, closed)
+    if dead.stuck is not None and not empty:
+        raise AssertionError(f"closed branches left something behind: {dead.stuck}")
     if dead.stuck is not None:
         raise EmptyGroupError(
             f"all {empty[0].size} gates of group '{empty[0].name}' are closed",
@@ -111,6 +114,8 @@ def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
     opened = gated.open_slots().copy()
     for group in gated.facts.coupling.groups:
+        if group.kind != "channel":
+            continue
         own = opened[group.start : group.start + group.size]
         count = int(own.sum())
         target = min(group.size, -(-count // multiple) * multiple)

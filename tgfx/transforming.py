@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import capture, example_inputs_for, prepare
+from tgfx.capture.choices import TakenGate, lift_choices, take_gates
+from tgfx.choice import spelled_out
 from tgfx.errors import (
     AlreadyGatedError,
     IgnoreError,
@@ -28,13 +30,18 @@ from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
+from tgfx.ir.switches import SwitchGroup
 from tgfx.ir.tree import named_tensors
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
-from tgfx.passes.couple import couple
+from tgfx.passes.couple import Coupling, couple
 from tgfx.passes.heads import find_heads, keep_all_but_heads
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
+from tgfx.passes.liveness import node_conditions, parameter_conditions
 from tgfx.passes.place import place_gates
+from tgfx.passes.residual_branches import residual_branches
+from tgfx.passes.switch_groups import add_switches, without_channels
+from tgfx.passes.switch_sites import place_switches
 from tgfx.rng import untouched_rng
 
 Ignore = str | type | nn.Module
@@ -52,48 +59,68 @@ def transform(
     """A gated copy of `model`; the model itself is left as it is.
 
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
-    what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
-    instead of keeping channels that meet something unknown. granularity: what a gate decides on, "channel", "head"
-    (of attentions; all else stays) or both, ("channel", "head"): heads inside of attentions, channels elsewhere.
+    what it takes. granularity: what gates decide on: "channel", "head" (of attentions), "layer" (a residual branch as a
+    whole), or several in a tuple, where heads come before channels inside of attentions; a model that holds a
+    tgfx.Choice gets the gates of its alternatives in any case. ignore: layers whose output
+    channels stay, and with them the branch that they are in (names, glob patterns, types, modules). strict: raise
+    instead of keeping what meets something unknown.
     """
     _check_model(model, gate)
-    kinds = parse(granularity)
+    granularities = parse(granularity)
     ignored = _ignored_names(model, ignore)
-    with untouched_rng(), torch.no_grad():
+    with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy.deepcopy(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
+        gates = take_gates(mine)
         reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
-        channels = analyse_channels(source, find_heads(source) if "head" in kinds else None)
+        choices = lift_choices(source, gates)
+        if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
+            reference = tensors_in(mine(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        channels = analyse_channels(source, find_heads(source) if "head" in granularities else None)
         _check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
-            _refuse_unknown(source, channels)
-        if "channel" not in kinds:
+            _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
+        branches = _branches(source, channels, choices, ignored) if "layer" in granularities else ()
+        if "head" in granularities and "channel" not in granularities:
             keep_all_but_heads(channels)
         coupling = couple(channels)
+        if not granularities & {"channel", "head"}:
+            coupling = without_channels(coupling)
+        coupling, switches = add_switches(coupling, (*branches, *choices))
         if not coupling.groups:
-            raise _nothing_to_gate(model, coupling.frozen, kinds)
-        placement = place_gates(source, channels, coupling)
+            raise _nothing_to_gate(model, granularities, coupling.frozen)
+        placement = place_switches(source, switches.edges, place_gates(source, channels, coupling))
         gated_graph = insert_gates(source, placement)
         training_graph = None
         if source.training is not None and channels.training is not None:
-            training_placement = place_gates(source.training, channels.training, coupling)
-            training_graph = insert_gates(source.training, training_placement, like=gated_graph).graph
-        spec = gate or GateSpec()
-        generator = torch.Generator().manual_seed(0)
-        bank = GateBank({g.name: spec.build(g.size, generator=generator) for g in coupling.groups})
+            also = place_gates(source.training, channels.training, coupling)
+            also = place_switches(source.training, switches.training_edges, also)
+            training_graph = insert_gates(source.training, also, like=gated_graph).graph
+        bank = _bank(coupling, gate or GateSpec(), gates)
         root = _mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
-        cost = build_cost(channels, coupling, _counted_parameters(source.module))
+        needed = node_conditions(source, switches)
+        needed.update(parameter_conditions(source, needed, switches))
+        cost = build_cost(channels, coupling, _counted_parameters(source.module), needed)
     _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
-    names = (tuple(sorted(ignored)), tuple(sorted(kinds)))
-    facts = Facts(source, channels, coupling, placement, cost, type(model).__name__, *names)
+    facts = Facts(
+        source,
+        channels,
+        coupling,
+        placement,
+        cost,
+        type(model).__name__,
+        tuple(sorted(ignored)),
+        granularities,
+        switches,
+    )
     return GatedModule(root, gated_graph.graph, facts, training_graph)
 
 
@@ -158,7 +185,7 @@ def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
 def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
     """What an ignored layer puts out stays: output channels of a mixing weight, all axes of other parameters."""
     for name, ids in channels.params.items():
-        if not any(name == own or name.startswith(own + ".") for own in ignored):
+        if not is_within(name, ignored):
             continue
         refusal = Refusal("is ignored, as asked", name, "ignore")
         if name in channels.channels:
@@ -183,9 +210,39 @@ def _check_capture(source: Source, reference: list[Tensor]) -> None:
     source.result = None
 
 
-def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
+def _branches(
+    source: Source, channels: ChannelMap, choices: Sequence[SwitchGroup], ignored: set[str]
+) -> tuple[SwitchGroup, ...]:
+    """Residual branches without an ignored layer in them."""
+    taken = [branch for choice in choices for branch in choice.branches]
+    found = residual_branches(
+        source, channels, ([e for b in taken for e in b.edges], [e for b in taken for e in b.training_edges])
+    )
+    return tuple(
+        group for group in found
+        if not any(is_within(name, ignored) for branch in group.branches for name in branch.parameters)
+    )  # fmt: skip
+
+
+def _bank(coupling: Coupling, spec: GateSpec, choices: Sequence[TakenGate]) -> GateBank:
+    generator = torch.Generator().manual_seed(0)
+    own = {taken.name: taken.gate for taken in choices}
+    return GateBank(
+        {
+            group.name: own[group.name] if group.kind == "choice" else spec.build(group.size, generator=generator)
+            for group in coupling.groups
+        }
+    )
+
+
+def is_within(name: str, layers: set[str]) -> bool:
+    """Whether a parameter is one of these, or belongs to one of these layers."""
+    return any(name == own or name.startswith(own + ".") for own in layers)
+
+
+def _refuse_unknown(source: Source, channels: ChannelMap | None) -> None:
     unknown = list(source.refusals)
-    for refusals in channels.space.refusals.values():
+    for refusals in channels.space.refusals.values() if channels is not None else ():
         unknown.extend(refusal for refusal in refusals if refusal.limit)
     if unknown:
         raise StrictError(
@@ -196,12 +253,20 @@ def _refuse_unknown(source: Source, channels: ChannelMap) -> None:
         )
 
 
-def _nothing_to_gate(model: nn.Module, frozen: Sequence[Any], kinds: frozenset[str]) -> NothingToGateError:
+def _nothing_to_gate(model: nn.Module, granularities: frozenset[str], frozen: Sequence[Any]) -> NothingToGateError:
+    if granularities == {"layer"}:
+        return NothingToGateError(
+            f"{type(model).__name__} has no residual branch that can be gated",
+            expected="a sum of a value and of layers that start from it, y = x + f(x), none of them ignored",
+            found="none",
+            fix='use granularity="channel"',
+        )
     reasons = list(dict.fromkeys(str(g.frozen) for g in frozen if g.frozen))
-    if "channel" not in kinds:
+    if "channel" not in granularities:
+        also = " and no residual branch" if "layer" in granularities else ""
         asked = [reason for reason in reasons if "only heads are gated" not in reason]
         return NothingToGateError(
-            f"{type(model).__name__} has no attention heads that can be gated",
+            f"{type(model).__name__} has no attention heads{also} that can be gated",
             expected="softmax(q k^T) v over several heads that layers of the model make",
             found="; ".join(asked[:3]) or "no such attention",
             fix='granularity="channel" gates channels',

@@ -31,7 +31,15 @@ class Verdict:
     failures: list[str] = field(default_factory=list)
 
 
-def check(name: str, model: nn.Module, example: Any, *, tolerance: float = 2e-4, seed: int = 0) -> Verdict:
+def check(
+    name: str,
+    model: nn.Module,
+    example: Any,
+    *,
+    granularity: str | tuple[str, ...] = "channel",
+    tolerance: float = 2e-4,
+    seed: int = 0,
+) -> Verdict:
     """Half of all atoms closed at random, on randomised statistics and biases."""
     verdict = Verdict(name)
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +48,7 @@ def check(name: str, model: nn.Module, example: Any, *, tolerance: float = 2e-4,
     args, kwargs = as_call(example)
     before = copy.deepcopy(model.state_dict())
     start = time.perf_counter()
-    gated = tgfx.transform(model, example)
+    gated = tgfx.transform(model, example, granularity=granularity)
     verdict.seconds = time.perf_counter() - start
     verdict.front_end = gated.facts.source.front_end
     verdict.gates = sum(g.size for g in gated.facts.coupling.groups)
@@ -102,10 +110,12 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def close_half(gated: Any, generator: torch.Generator) -> None:
-    """Each atom closed with probability one half; at least one of every group stays."""
-    for gate in gated.gates.values():
+    """Each atom closed with probability one half; at least one of every group of channels stays."""
+    for group in gated.facts.coupling.groups:
+        gate = gated.gates[group.name]
         mask = torch.rand(gate.weight.shape, generator=generator) > 0.5
-        mask[int(torch.randint(len(mask), (), generator=generator))] = True
+        if group.kind != "layer":
+            mask[int(torch.randint(len(mask), (), generator=generator))] = True
         gate.set_open_(mask)
 
 

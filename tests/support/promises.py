@@ -26,6 +26,7 @@ CONV_AND_LINEAR = {"convolution", "mm", "addmm"}
 def assert_close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, not {tuple(expected.shape)}"
     assert bool(torch.isfinite(expected).all()), f"{what}: the test itself is no good, it expects {expected}"
+    found, expected = found.detach(), expected.detach()
     worst = float((found - expected).abs().max()) if found.numel() else 0.0
     scale = max(float(expected.abs().max()), 1e-9) if found.numel() else 1.0
     assert worst <= tolerance * scale, f"{what}: off by {worst:.3g} where the largest entry is {scale:.3g}"

@@ -148,7 +148,7 @@ def behaves_alike(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...]
 def _train_mode(model: nn.Module) -> Iterator[None]:
     """Train mode for a while; flags and buffers as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
     model.train()
     try:
         yield
@@ -156,7 +156,9 @@ def _train_mode(model: nn.Module) -> Iterator[None]:
         for module, was in modes:
             module.training = was
         for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+            own, version, before = buffers.get(name, (buffer, buffer._version, buffer))
+            if buffer is not own or buffer._version != version:  # an expanded constant could not even be written to
+                buffer.copy_(before)
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

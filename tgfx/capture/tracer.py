@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.choice import Choice
 from tgfx.ir.source import is_machinery
 
 _TRANSFORMER = (
@@ -140,7 +141,8 @@ def _mentions_training(kind: type) -> bool:
 
 def acts_on_mode(kind: type, stateful: bool) -> bool:
     """A layer without tensors whose code asks for the mode (drop path, own dropouts) is called as it is."""
-    return not stateful and not kind.__module__.startswith("torch.nn") and _mentions_training(kind)
+    own = not kind.__module__.startswith("torch.nn") and not issubclass(kind, Choice)  # a choice is always looked into
+    return not stateful and own and _mentions_training(kind)
 
 
 def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:

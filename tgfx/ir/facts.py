@@ -9,12 +9,15 @@ import torch
 from tgfx.ir.ids import IdSpace
 from tgfx.ir.refusal import Refusal
 
+WHOLE = -1
+
 
 @dataclass(frozen=True)
 class Axis:
     """One axis of something that has channels of its own.
 
-    kind: "param", "buffer", "const" (a tensor made inside the graph) or "expand" (a broadcast axis).
+    kind: "param", "buffer", "const" (a tensor made inside the graph) or "expand" (a broadcast axis). Axis WHOLE
+    stands for the thing as a whole.
     """
 
     kind: str
@@ -22,7 +25,7 @@ class Axis:
     axis: int
 
     def __str__(self) -> str:
-        return f"{self.name}[{self.axis}]"
+        return self.name if self.axis == WHOLE else f"{self.name}[{self.axis}]"
 
 
 @dataclass(frozen=True)

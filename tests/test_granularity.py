@@ -1,0 +1,32 @@
+"""What gates decide on: names, alone or mixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tgfx.errors import GranularityError
+from tgfx.granularity import BUILT, KNOWN, parse
+
+
+@pytest.mark.parametrize("given", ["channel", ("channel",), ["channel"], {"channel"}, ("channel", "channel")], ids=repr)
+def test_one_name_in_any_form(given: Any) -> None:
+    assert parse(given) == frozenset({"channel"})
+
+
+def test_several_names() -> None:
+    assert parse(("layer", "channel")) == parse(["channel", "layer"]) == {"channel", "layer"}
+
+
+@pytest.mark.parametrize("given", ["layers", "", (), None, 3, ("channel", 3), ("channel", "filter"), [None]], ids=repr)
+def test_unknown_names(given: Any) -> None:
+    with pytest.raises(GranularityError, match="unknown granularity") as caught:
+        parse(given)
+    assert caught.value.found == repr(given)
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(BUILT)))
+def test_names_that_are_not_available(name: str) -> None:
+    with pytest.raises(GranularityError, match=f"'{name}' is not available"):
+        parse(("channel", name))
