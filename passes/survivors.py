@@ -28,6 +28,13 @@ class Survivors:
                 masks[axis] = masks[axis] & alive if axis in masks else alive
         return [np.flatnonzero(masks[a]) if a in masks else None for a in range(len(ids.shape))]
 
+    def kept_of(self, ids: TensorIds, present: Survivors | None) -> list[np.ndarray | None]:
+        """The same for a tensor that was cut to `present` before: positions in what is there."""
+        kept = self.kept(ids)
+        if present is None:
+            return kept
+        return [_places(now, before) for now, before in zip(kept, present.kept(ids), strict=True)]
+
     def _line(self, layer: torch.Tensor) -> tuple[int, np.ndarray] | None:
         """(axis, living positions) of a layer, or None if nothing of it is cut."""
         key = id(layer)
@@ -46,3 +53,11 @@ class Survivors:
             raise AssertionError(f"survivors of a layer that varies along axes {varying} are not rectangular")
         line = np.moveaxis(alive, varying[0], 0).reshape(alive.shape[varying[0]], -1)[:, 0]
         return varying[0], line
+
+
+def _places(kept: np.ndarray | None, before: np.ndarray | None) -> np.ndarray | None:
+    if before is None:
+        return kept
+    if kept is None or not np.isin(kept, before).all():
+        raise AssertionError("a cut cannot bring back what an earlier one removed")
+    return None if len(kept) == len(before) else np.searchsorted(before, kept)

@@ -26,6 +26,7 @@ from tgfx.passes.survivors import Survivors
 ROOT = Path(__file__).parent.parent
 
 PUBLIC = [
+    "CompactionReport",
     "GateSpec",
     "GatedModule",
     "Group",
@@ -33,6 +34,7 @@ PUBLIC = [
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "compact_",
     "load_plan",
     "save_plan",
     "shrink",
@@ -49,8 +51,8 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "cost", "cost_expr", "explain", "gates", "groups", "marginal",
-        "open_slots", "ratio", "report", "total",
+        "bank", "budget_loss", "cheapest", "cost", "cost_expr", "explain", "gate_slots", "gates", "groups",
+        "marginal", "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """tgfx: plug-in, trainable gates for any PyTorch model."""
 
 from tgfx._version import __version__
+from tgfx.compaction import CompactionReport, compact_
 from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
@@ -11,6 +12,7 @@ from tgfx.shrinking import shrink
 from tgfx.transforming import transform
 
 __all__ = [
+    "CompactionReport",
     "GateSpec",
     "GatedModule",
     "Group",
@@ -18,6 +20,7 @@ __all__ = [
     "TgfxError",
     "TrainableGate",
     "__version__",
+    "compact_",
     "load_plan",
     "save_plan",
     "shrink",
