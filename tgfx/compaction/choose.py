@@ -37,6 +37,14 @@ def choose(gated: GatedModule, patience: int) -> Choice:
     return Choice(record, present & ~alive, _survivors(gated, alive), dead)
 
 
+def choice_of(gated: GatedModule, record: np.ndarray) -> Choice:
+    """The compaction that led to this record."""
+    before = gated.bank.recorded()
+    present = np.ones(len(record), dtype=bool) if before is None else before != GONE
+    alive = record != GONE
+    return Choice(record, present & ~alive, _survivors(gated, alive), _dead(gated, alive))
+
+
 def _keep_what_must_stay(gated: GatedModule, present: np.ndarray, alive: np.ndarray) -> DeadBranches:
     """Groups that would lose their last channel keep the best one (in `alive`), unless their branch can go whole."""
     emptied = [g for g in gated.facts.coupling.groups if _own(present, g).any() and not _own(alive, g).any()]
