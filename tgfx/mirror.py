@@ -17,7 +17,8 @@ def mirror(module: nn.Module, twins: dict[str, nn.Module]) -> nn.Module:
         for key in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
             new.__dict__[key] = old.__dict__[key]
         for name, child in old._modules.items():
-            new.add_module(name, rebuilt(child, f"{path}.{name}" if path else name))
+            below = f"{path}.{name}" if path else name
+            new.add_module(name, None if child is None else rebuilt(child, below))
         return new
 
     return rebuilt(module, "")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from examples.benchmarks.compaction import compaction
 from examples.benchmarks.growth import growth
 from examples.benchmarks.tables import Table
 from examples.benchmarks.training_step import training_step
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "transform_time": transform_time,
     "training_step": training_step,
     "growth": growth,
+    "compaction": compaction,
 }
 
 
