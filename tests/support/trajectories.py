@@ -78,6 +78,8 @@ def close_alike(small: Trainer, large: Trainer, keep: Callable[[str, int], Tenso
         opened = small.gated.gates[group.name].is_open()
         if keep_one and not (mask[left] & opened).any():
             mask[left[opened.nonzero()[0]]] = True
+        if keep_one and opened.sum() > 1 and mask[left][opened].all():
+            mask[left[opened.nonzero()[-1]]] = False  # a round that closes nothing would show nothing
         for trainer, places in ((small, slice(None)), (large, left)):
             weight = trainer.gated.gates[group.name].weight
             with torch.no_grad():
