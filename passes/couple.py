@@ -38,6 +38,11 @@ class Group:
     kind: str = "channel"  # "head": of an attention; "layer": a residual branch; "choice": options of a tgfx.Choice
 
     @property
+    def is_switch(self) -> bool:
+        """Whether its gates switch branches on and off, instead of removing slices of parameters."""
+        return self.kind in ("layer", "choice")
+
+    @property
     def op(self) -> str:
         """The operators that tie the members, most telling first."""
         seen = dict.fromkeys(tie.op for tie in self.ties)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor, fx, nn
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
+from tgfx.ir.take import take
 from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
@@ -35,23 +37,47 @@ _ARITHMETIC = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class CutModel:
+    """The smaller model; node_of: node of the source's graph -> the node that has its value now, where one has."""
+
+    module: fx.GraphModule
+    node_of: dict[str, str]
+
+
 def cut(
     source: Source,
     channels: ChannelMap,
     survivors: Survivors,
     tensors: dict[str, Tensor],
     dead: DeadBranches = DeadBranches(),  # noqa: B008  (frozen)
+    present: Survivors | None = None,
 ) -> fx.GraphModule:
-    """`tensors`: current parameters and buffers by name. Nothing given is changed."""
+    """The smaller model; see cut_with_places."""
+    return cut_with_places(source, channels, survivors, tensors, dead, present).module
+
+
+def cut_with_places(
+    source: Source,
+    channels: ChannelMap,
+    survivors: Survivors,
+    tensors: dict[str, Tensor],
+    dead: DeadBranches,
+    present: Survivors | None,
+) -> CutModel:
+    """`tensors`: current parameters and buffers by name; `present`: what is left in them, if they were cut before.
+
+    Nothing given is changed.
+    """
     surgeon = _Surgeon(source, channels, survivors, dead)
     graph = surgeon.rewrite_graph()
-    root = surgeon.cut_modules(tensors)
+    root = surgeon.cut_modules(tensors, present)
     for name, constant in surgeon.constants.items():
         root.register_buffer(name, constant, persistent=False)
     compact = fx.GraphModule(root, graph, class_name=type(source.module).__name__)
     eliminate_dead_code(compact)
     surgeon.attach_rest(compact, root)
-    return compact
+    return CutModel(compact, surgeon.places())
 
 
 class _Surgeon:
@@ -68,6 +94,7 @@ class _Surgeon:
         self.graph = fx.Graph()
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
+        self.values: dict[fx.Node, Any] = {}
         self._kept: dict[tuple[str, int], list[np.ndarray | None]] = {}
         # shuffles that become a look-up, by their last node; and what is not needed any more
         self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
@@ -112,7 +139,7 @@ class _Surgeon:
     # -- the graph ------------------------------------------------------------------------------------------------
 
     def rewrite_graph(self) -> fx.Graph:
-        values: dict[fx.Node, Any] = {}
+        values = self.values
         by_name = {node.name: node for node in self.source.module.graph.nodes}
         for node in self.source.module.graph.nodes:
             same_as = self.dead.same_as(node.name)
@@ -190,6 +217,11 @@ class _Surgeon:
         copied.meta = dict(node.meta)
         return copied
 
+    def places(self) -> dict[str, str]:
+        """Asked when dead code is gone."""
+        living = set(self.graph.nodes)
+        return {old.name: new.name for old, new in self.values.items() if isinstance(new, fx.Node) and new in living}
+
     def _rewritten(self, node: fx.Node, copy: fx.Node) -> Any:
         is_pick = node.op == "call_function" and node.target is operator.getitem
         if is_pick and not isinstance(copy.args[0], fx.Node) and isinstance(copy.args[1], int | slice):
@@ -213,10 +245,10 @@ class _Surgeon:
 
     # -- modules and tensors --------------------------------------------------------------------------------------
 
-    def cut_modules(self, tensors: dict[str, Tensor]) -> nn.Module:
+    def cut_modules(self, tensors: dict[str, Tensor], present: Survivors | None) -> nn.Module:
         root = nn.Module()
         root.training = self.source.module.training
-        self.sliced = self._sliced(tensors)
+        self.sliced = self._sliced(tensors, present)
         group_counts, shapes = self._group_counts(), self._input_shapes()
         gone: set[str] = set()
         for path, module in self.source.module.named_modules():
@@ -256,7 +288,7 @@ class _Surgeon:
         boxes = {str(n.target) for n in self.source.module.graph.nodes if n.op == "call_module"}
         return any(path == box or path.startswith(box + ".") for box in boxes)
 
-    def _sliced(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _sliced(self, tensors: dict[str, Tensor], present: Survivors | None) -> dict[str, Tensor]:
         sliced: dict[str, Tensor] = {}
         done: dict[int, Tensor] = {}
         for table in (self.channels.params, self.channels.buffers):
@@ -265,11 +297,7 @@ class _Surgeon:
                     continue
                 tensor = tensors[name]
                 if id(tensor) not in done:
-                    smaller = tensor.detach()
-                    for axis, kept in enumerate(self.survivors.kept(ids)):
-                        if kept is not None:
-                            smaller = smaller.index_select(axis, torch.from_numpy(kept).to(smaller.device))
-                    smaller = smaller.clone()
+                    smaller = take(tensor, self.survivors.kept_of(ids, present))
                     if isinstance(tensor, nn.Parameter):
                         smaller = nn.Parameter(smaller, tensor.requires_grad)
                     done[id(tensor)] = smaller

@@ -29,6 +29,13 @@ class Survivors:
                 masks[axis] = masks[axis] & alive if axis in masks else alive
         return [np.flatnonzero(masks[a]) if a in masks else None for a in range(len(ids.shape))]
 
+    def kept_of(self, ids: TensorIds, present: Survivors | None) -> list[np.ndarray | None]:
+        """The same for a tensor that was cut to `present` before: positions in what is there."""
+        kept = self.kept(ids)
+        if present is None:
+            return kept
+        return [_places(now, before) for now, before in zip(kept, present.kept(ids), strict=True)]
+
     def is_rectangular(self, ids: TensorIds) -> bool:
         """Whether what stays is a choice of positions along each axis (inside a shuffle it need not be)."""
         return all(self._lines(layer) is not None for layer in ids.layers)
@@ -56,3 +63,11 @@ class Survivors:
         if not np.array_equal(rectangle, alive):
             return None
         return {axis: line for axis, line in lines.items() if not line.all()}
+
+
+def _places(kept: np.ndarray | None, before: np.ndarray | None) -> np.ndarray | None:
+    if before is None:
+        return kept
+    if kept is None or not np.isin(kept, before).all():
+        raise AssertionError("a cut cannot bring back what an earlier one removed")
+    return None if len(kept) == len(before) else np.searchsorted(before, kept)

@@ -15,10 +15,12 @@ from torch import fx, nn
 import tgfx
 from tests.support.random_models import Case, build
 from tgfx.capture import capture
+from tgfx.passes.carry import carry_gates
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import KINDS, build_cost
 from tgfx.passes.couple import couple
-from tgfx.passes.cut import cut
+from tgfx.passes.cut import cut, cut_with_places
+from tgfx.passes.dead_branches import DeadBranches
 from tgfx.passes.insert_gates import GatedGraph, insert_gates
 from tgfx.passes.place import place_gates
 from tgfx.passes.survivors import Survivors
@@ -29,6 +31,7 @@ PUBLIC = [
     "Budget",
     "BudgetController",
     "Choice",
+    "CompactionReport",
     "Finished",
     "FitResult",
     "GateSpec",
@@ -40,6 +43,7 @@ PUBLIC = [
     "TrainableGate",
     "__version__",
     "check_optimizer",
+    "compact_",
     "finish",
     "fit",
     "load_plan",
@@ -60,8 +64,8 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups",
-        "kinds", "marginal", "open_slots", "ratio", "report", "total",
+        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots", "gates",
+        "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 
 
@@ -218,7 +222,12 @@ PASSES: dict[str, Callable[[Bench], Any]] = {
     "insert_gates": lambda b: insert_gates(b.source, b.placement),
     "build_cost": lambda b: build_cost(b.channels, b.coupling, b.shapes),
     "cut": lambda b: cut(b.source, b.channels, b.survivors, b.tensors),
+    "carry_gates": lambda b: carry_gates(b.placement, b.channels, b.coupling, b.survivors, cut_nodes(b)),
 }
+
+
+def cut_nodes(b: Bench) -> dict[str, str]:
+    return cut_with_places(b.source, b.channels, b.survivors, b.tensors, DeadBranches(), None).node_of
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(name for name, _ in case.blocks))

@@ -3,6 +3,7 @@
 from tgfx._version import __version__
 from tgfx.budget import Budget
 from tgfx.choice import Choice
+from tgfx.compaction import CompactionReport, compact_
 from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
@@ -22,6 +23,7 @@ __all__ = [
     "Budget",
     "BudgetController",
     "Choice",
+    "CompactionReport",
     "Finished",
     "FitResult",
     "GateSpec",
@@ -33,6 +35,7 @@ __all__ = [
     "TrainableGate",
     "__version__",
     "check_optimizer",
+    "compact_",
     "finish",
     "fit",
     "load_plan",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.graph_module import _forward_from_src
 
-from tgfx.bank import Gate, GateBank
+from tgfx.bank import GONE, Gate, GateBank
 from tgfx.budget import Budget, check_kind
 from tgfx.errors import BudgetError, InputError
 from tgfx.ir.facts import ChannelMap
@@ -91,7 +91,15 @@ class GatedModule(fx.GraphModule):
         return Groups((*self.facts.coupling.groups, *self.facts.coupling.frozen))
 
     def open_slots(self) -> np.ndarray:
+        """Which slots are open, counted as in the model that was transformed; removed ones are not."""
         return self.bank.is_open().cpu().numpy()
+
+    def gate_slots(self, name: str) -> np.ndarray:
+        """The slots that the gates of a group stand for: all of the group's, or what compact_ left of them."""
+        group = self.groups[name]
+        record = self.bank.recorded()
+        own = np.arange(group.start, group.start + group.size)
+        return own if record is None else own[record[own] != GONE]
 
     def explain(self, name: str) -> str:
         """Readable text: which group a layer or group belongs to, tied to whom by what, prunable or why not."""
@@ -130,16 +138,21 @@ class GatedModule(fx.GraphModule):
 
     def _gone(self) -> frozenset[str]:
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
-        opened = self.open_slots()
+        return self._gone_at(self.open_slots())
+
+    def _gone_at(self, opened: np.ndarray) -> frozenset[str]:
         facts = self.facts
-        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if g.kind == "channel"):
+        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if not g.is_switch):
             return frozenset()  # closed branches alone are in the cost's own terms
-        survivors = Survivors(facts.channels, facts.coupling, opened)
-        dead = dead_branches(facts.source, facts.channels, survivors, facts.switches.closed(opened))
-        return dead.nodes | parameters_of(facts.source, dead.nodes)
+        key = opened.tobytes()
+        if self.__dict__.get("_last_gone", (None,))[0] != key:  # gates rarely move from one step to the next
+            survivors = Survivors(facts.channels, facts.coupling, opened)
+            dead = dead_branches(facts.source, facts.channels, survivors, facts.switches.closed(opened))
+            self.__dict__["_last_gone"] = (key, dead.nodes | parameters_of(facts.source, dead.nodes))
+        return self.__dict__["_last_gone"][1]
 
     def total(self, kind: str = "flops") -> float:
-        """The cost with all gates open: of a choice, all alternatives."""
+        """The cost with all gates open in the model that was transformed (before any compact_): of a choice, all."""
         return self.facts.cost.total(self._known_kind(kind))
 
     def ratio(self, kind: str = "flops") -> Tensor:
@@ -153,24 +166,30 @@ class GatedModule(fx.GraphModule):
         """Per gate: how much the cost changes with each of its channels."""
         bank = self.bank().detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.facts.cost.evaluate(self._known_kind(kind), bank), bank)
-        return {g.name: gradient[g.start : g.start + g.size] for g in self.facts.coupling.groups}
+            cost = self.facts.cost.evaluate(self._known_kind(kind), bank, self._gone())
+            (gradient,) = torch.autograd.grad(cost, bank)
+        return {name: gradient[torch.from_numpy(self.gate_slots(name))] for name in self.gates}
 
     def cheapest(self, kind: str = "flops") -> float:
         """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives."""
-        bank = torch.zeros(self.facts.coupling.slots + 1, dtype=torch.float64)
-        bank[-1] = 1
+        self._known_kind(kind)
+        opened = np.zeros(self.facts.coupling.slots + 1, dtype=bool)
+        opened[-1] = True
         for group in self.facts.coupling.groups:
-            bank[group.start] = float(group.kind != "layer")
-        price = self.facts.cost.evaluate
-        for slots in self.facts.switches.one_of:
-            options = torch.eye(len(slots), dtype=torch.float64)
+            if group.name in self.gates and group.kind != "layer":
+                opened[self.gate_slots(group.name)[0]] = True
+
+        def price() -> float:
+            gone = self._gone_at(opened[:-1])
+            return float(self.facts.cost.evaluate(kind, torch.from_numpy(opened).double(), gone))
+
+        for slots in map(list, self.facts.switches.one_of):
             costs = []
-            for option in options:
-                bank[list(slots)] = option
-                costs.append(float(price(self._known_kind(kind), bank)))
-            bank[list(slots)] = options[costs.index(min(costs))]
-        return float(price(self._known_kind(kind), bank)) / self.total(kind)
+            for option in np.eye(len(slots), dtype=bool):
+                opened[slots] = option
+                costs.append(price())
+            opened[slots] = np.arange(len(slots)) == costs.index(min(costs))
+        return price() / self.total(kind)
 
     def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
         """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
@@ -224,14 +243,12 @@ class GatedModule(fx.GraphModule):
 
     def _state(self) -> dict[str, Any]:
         source = self.facts.source
-        holder = nn.Module()
-        for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
-            holder.__dict__[key] = self.__dict__[key]
-        extra = {k: v for k, v in self.__dict__.items() if k not in holder.__dict__ and k not in _OWN}
+        root = holder(self)
+        extra = {k: v for k, v in self.__dict__.items() if k not in root.__dict__ and k not in _OWN}
         return {
-            "root": holder,
+            "root": root,
             "graph": pack_graph(self.graph),
-            "source_root": _holder(source.module),
+            "source_root": holder(source.module),
             "source_graph": pack_graph(source.module.graph),
             "training_graph": pack_graph(self.training_graph) if self.training_graph is not None else None,
             "source": replace(source, module=None, training=None),  # type: ignore[arg-type]
@@ -243,20 +260,34 @@ class GatedModule(fx.GraphModule):
 _OWN = {"facts", "training_graph", "_graph", "_code"}
 
 
-def _holder(module: nn.Module) -> nn.Module:
-    holder = nn.Module()
+def present(gated: GatedModule) -> Survivors | None:
+    """What compact_ left of a gated model; None if it is whole."""
+    record = gated.bank.recorded()
+    if record is None or (record != GONE).all():
+        return None
+    return Survivors(gated.facts.channels, gated.facts.coupling, record != GONE)
+
+
+def source_module(root: nn.Module, packed: dict[str, Any]) -> fx.GraphModule:
+    """A captured model from its layers and its packed graph."""
+    module = fx.GraphModule(root, unpack_graph(packed))
+    for table in ("_modules", "_parameters", "_buffers"):
+        module.__dict__[table].update(root.__dict__[table])
+    module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
+    module.training = root.training
+    return module
+
+
+def holder(module: nn.Module) -> nn.Module:
+    """Layers and tensors of a module, without its class."""
+    plain = nn.Module()
     for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
-        holder.__dict__[key] = module.__dict__[key]
-    return holder
+        plain.__dict__[key] = module.__dict__[key]
+    return plain
 
 
 def _from_state(state: dict[str, Any]) -> GatedModule:
-    source_module = fx.GraphModule(state["source_root"], unpack_graph(state["source_graph"]))
-    for table in ("_modules", "_parameters", "_buffers"):
-        source_module.__dict__[table].update(state["source_root"].__dict__[table])
-    source_module._non_persistent_buffers_set = set(state["source_root"]._non_persistent_buffers_set)
-    source_module.training = state["source_root"].training
-    source = replace(state["source"], module=source_module)
+    source = replace(state["source"], module=source_module(state["source_root"], state["source_graph"]))
     packed = state["training_graph"]
     training_graph = unpack_graph(packed) if packed is not None else None
     facts = replace(state["facts"], source=source)
@@ -267,4 +298,4 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
     return gated
 
 
-__all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError"]
+__all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError", "holder", "present", "source_module"]

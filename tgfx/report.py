@@ -24,17 +24,19 @@ class Report:
         self.gated = gated
 
     def rows(self) -> list[dict[str, object]]:
-        opened = {name: gate.open_count() for name, gate in self.gated.gates.items()}
-        share = {name: float(m.sum()) for name, m in self.gated.marginal("flops").items()}
+        gates = self.gated.gates
+        opened = {name: gate.open_count() for name, gate in gates.items()}
+        share = {name: float(m.mean()) for name, m in self.gated.marginal("flops").items()}
         return [
             {
                 "group": g.name,
                 "kind": g.kind,
-                "open": opened.get(g.name, g.size),
+                "open": opened.get(g.name, 0 if g.frozen is None else g.size),
                 "size": g.size,
+                "left": len(gates[g.name].weight) if g.name in gates else 0 if g.frozen is None else g.size,
                 "layers": _layers(g),
                 "tied_by": _tied_by(self.gated, g),
-                "flops_per_channel": share.get(g.name, 0.0) / g.size,
+                "flops_per_channel": share.get(g.name, 0.0),
                 "frozen": str(g.frozen) if g.frozen else "",
             }
             for g in self.gated.groups
@@ -64,6 +66,8 @@ class Report:
             table.add_column(header, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows():
             state = f"{row['open']}/{row['size']}" if not row["frozen"] else f"kept {row['size']}"
+            if row["left"] != row["size"]:  # compact_ removed some
+                state = f"{row['open']}/{row['left']} of {row['size']}"
             state += " heads" if row["kind"] == "head" else ""
             table.add_row(str(row["group"]), state, str(row["layers"]), str(row["frozen"] or row["tied_by"]))
         console.print(table)
@@ -129,16 +133,18 @@ def _explain_group(gated: GatedModule, group: Group, name: str) -> str:
     role = _role(group, name)
     if group.frozen is not None:
         lines = [f"{name}: {role} kept ({group.size} channels).", f"  reason: {group.frozen}"]
-    elif group.kind != "channel":
+    elif group.is_switch:
         lines = _explain_switch(gated, group)
     else:
-        gate = gated.gates[group.name]
+        opened = int(gated.open_slots()[group.start : group.start + group.size].sum())
+        removed = group.size - len(gated.gate_slots(group.name))
         lines = [
-            f"{name}: {role} group '{group.name}', {group.size} {group.kind}s, {gate.open_count()} open.",
+            f"{name}: {role} group '{group.name}', {group.size} {group.kind}s, {opened} open"
+            + (f", {removed} removed by compact_." if removed else "."),
             "  can be cut: closing a gate removes its slice of every member below.",
         ]
     lines.append("  members: " + ", ".join(map(str, group.members)))
-    how = "tied" if group.kind == "channel" else group.ties[0].reason
+    how = "tied" if not group.is_switch else group.ties[0].reason
     for tie in group.ties[:12]:
         lines.append(f"  {how} by {tie.op} at {tie.node}" + (f" ({tie.source})" if tie.source else ""))
     return "\n".join(lines)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
-from tgfx.gated import GatedModule
+from tgfx.gated import GatedModule, present
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
 from tgfx.ir.tree import has_module, named_tensors
+from tgfx.ops.modules import SIZES
 from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
@@ -52,7 +53,9 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
     with untouched_rng(), torch.no_grad():
         survivors = Survivors(facts.channels, facts.coupling, opened)
         tensors = dict(named_tensors(gated))
-        compact = cut(facts.source, facts.channels, survivors, tensors, _dead(gated, survivors, opened))
+        refresh_settings(facts.source.module, gated)
+        dead = _dead(gated, survivors, opened)
+        compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
         for name, module in gated.named_modules():
             if name and has_module(compact, name):
                 compact.get_submodule(name).training = module.training
@@ -65,9 +68,8 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
-    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
-        like = next(gated.parameters())
-        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
+    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact):
+        args, kwargs = example_like(gated)
         expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
         try:
             found = tensors_in(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
@@ -77,8 +79,8 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
             cause = None
         if len(expected) == len(found) and all(map(close, expected, found)):
             return
-        inputs = [_like(value, like) for value in source.flat_inputs()]
-        place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs)
+        inputs = [_like(value, next(gated.parameters())) for value in source.flat_inputs()]
+        place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs, present(gated))
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
         expected="equal outputs on the example",
@@ -90,7 +92,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
 def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
     """Closed branches, and groups without an open gate: what they take along, or an error if it cannot go."""
     facts = gated.facts
-    empty = [g for g in facts.coupling.groups if g.kind == "channel" and not opened[g.start : g.start + g.size].any()]
+    empty = [g for g in facts.coupling.groups if not g.is_switch and not opened[g.start : g.start + g.size].any()]
     closed = facts.switches.closed(opened)
     if not empty and not closed:
         return DeadBranches()
@@ -114,15 +116,29 @@ def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
     opened = gated.open_slots().copy()
     for group in gated.facts.coupling.groups:
-        if group.kind != "channel":
+        if group.is_switch:
             continue
-        own = opened[group.start : group.start + group.size]
+        slots = gated.gate_slots(group.name)
+        own = opened[slots]
         count = int(own.sum())
-        target = min(group.size, -(-count // multiple) * multiple)
+        target = min(len(slots), -(-count // multiple) * multiple)
+        if target == count:
+            continue
         weight = gated.gates[group.name].weight.detach().cpu().numpy()
         order = sorted(np.flatnonzero(~own), key=lambda i: (-weight[i], i))
-        own[order[: target - count]] = True
+        opened[slots[order[: target - count]]] = True
     return opened
+
+
+def refresh_settings(module: nn.Module, gated: GatedModule) -> None:
+    """Settings of layers as they are now (a dropout rate, a momentum), where the graph has layers of its own."""
+    for name, live in gated.named_modules():
+        if not name or not has_module(module, name):
+            continue
+        own = module.get_submodule(name)
+        for key, value in live.__dict__.items():
+            if own is not live and key in own.__dict__ and not key.startswith("_") and key not in SIZES:
+                own.__dict__[key] = value
 
 
 @contextmanager
@@ -130,9 +146,8 @@ def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
     """Hold the gates at an assignment for a while."""
     saved = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
     try:
-        for group in gated.facts.coupling.groups:
-            wanted = torch.from_numpy(opened[group.start : group.start + group.size].copy())
-            gate = gated.gates[group.name]
+        for name, gate in gated.gates.items():
+            wanted = torch.from_numpy(opened[gated.gate_slots(name)])
             if not torch.equal(gate.is_open().cpu(), wanted):
                 gate.set_open_(wanted.to(gate.weight.device))
         yield
@@ -142,7 +157,7 @@ def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
 
 
 @contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
@@ -150,6 +165,12 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m, training in modes:
             m.training = training
+
+
+def example_like(gated: GatedModule) -> Any:
+    """The example's arguments, on the model's device and in its precision."""
+    source, like = gated.facts.source, next(gated.parameters())
+    return torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
 
 
 def _like(value: Any, parameter: Tensor) -> Any:

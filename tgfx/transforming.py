@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import capture, example_inputs_for, prepare
@@ -32,6 +32,7 @@ from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.switches import SwitchGroup
 from tgfx.ir.tree import named_tensors
+from tgfx.mirror import mirror
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import Coupling, couple
@@ -101,7 +102,7 @@ def transform(
             also = place_switches(source.training, switches.training_edges, also)
             training_graph = insert_gates(source.training, also, like=gated_graph).graph
         bank = _bank(coupling, gate or GateSpec(), gates)
-        root = _mirror(source.module, gated_graph.twins)
+        root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
         needed = node_conditions(source, switches)
@@ -277,24 +278,6 @@ def _nothing_to_gate(model: nn.Module, granularities: frozenset[str], frozen: Se
         found="; ".join(reasons[:3]) or "no convolution or fully-connected layer",
         fix="the layer that makes the output is never cut; see the reasons above",
     )
-
-
-def _mirror(module: nn.Module, twins: dict[str, nn.Module]) -> nn.Module:
-    """New containers around the very same layers, with gated twins in their places."""
-
-    def rebuilt(old: nn.Module, path: str) -> nn.Module:
-        if path in twins:
-            return twins[path]
-        if type(old) is not nn.Module and not isinstance(old, fx.GraphModule):
-            return old
-        new = nn.Module()
-        for key in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
-            new.__dict__[key] = old.__dict__[key]
-        for name, child in old._modules.items():
-            new.add_module(name, rebuilt(child, f"{path}.{name}" if path else name))
-        return new
-
-    return rebuilt(module, "")
 
 
 def _counted_parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -34,6 +34,7 @@ def first_difference(
     survivors: Survivors,
     nodes: dict[str, Any],
     inputs: list[Any],
+    present: Survivors | None = None,
 ) -> str:
     """The first node of the compact graph whose value is not the surviving part of the gated one's."""
     tapes = []
@@ -49,7 +50,7 @@ def first_difference(
         if expected is None or known is None:
             continue
         for left, right, ids in zip(tensors_in(expected), tensors_in(found), known.tensors, strict=False):
-            kept = _gathered(left, survivors.kept(ids)) if ids is not None else left
+            kept = _gathered(left, survivors.kept_of(ids, present)) if ids is not None else left
             if not close(kept, right):
                 return f"{name}: {tuple(kept.shape)} expected, {tuple(right.shape)} found, or other values"
     return "at the output only"

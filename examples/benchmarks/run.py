@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from examples.benchmarks.budget_error import budget_error
+from examples.benchmarks.compaction import compaction
 from examples.benchmarks.growth import growth
 from examples.benchmarks.rules import rules
 from examples.benchmarks.tables import Table
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "growth": growth,
     "rules": rules,
     "budget_error": budget_error,
+    "compaction": compaction,
 }
 
 

@@ -22,6 +22,12 @@ _CUTTABLE = (
     nn.PReLU,
 )  # fmt: skip
 
+# what _update_sizes sets; all other attributes of a layer are the user's
+SIZES = (
+    "groups", "in_channels", "out_channels", "in_features", "out_features", "num_features", "normalized_shape",
+    "num_channels", "num_groups", "num_embeddings", "embedding_dim", "num_parameters",
+)  # fmt: skip
+
 
 def is_batch_norm(module: nn.Module) -> bool:
     return type(module) in _BATCH_NORM

@@ -1,0 +1,72 @@
+"""A compacted model from its state_dict: checkpoints without pickle.
+
+torch.save(gated.state_dict(), "checkpoint.pt")                          # of a compacted model
+gated = tgfx.transform(MyModel(), example)
+tgfx.compaction.restore_(gated, torch.load("checkpoint.pt"))             # as it was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tgfx.bank import GONE, RECORD
+from tgfx.compaction.adopt import adopt
+from tgfx.compaction.choose import choice_of
+from tgfx.compaction.rebuild import rebuild
+from tgfx.errors import InputError, PlanError
+from tgfx.gated import GatedModule
+from tgfx.passes.insert_gates import BANK
+from tgfx.rng import untouched_rng
+
+
+def restore_(gated: GatedModule, state: Mapping[str, Any]) -> GatedModule:
+    """Remove from `gated`, in place, what had been removed when `state` was taken, and load it.
+
+    `gated` is a transform of the same architecture, compacted less far or not at all. Make the optimizer afterwards.
+    On any error nothing is changed.
+    """
+    if not isinstance(gated, GatedModule):
+        raise InputError("only a gated model can be restored", expected="GatedModule", found=type(gated).__name__)
+    record = state.get(f"{BANK}.{RECORD}")
+    slots = gated.facts.coupling.slots
+    own = gated.bank.recorded()
+    if record is None and own is None:
+        _check_shapes(gated, state)
+        gated.load_state_dict(dict(state))
+        return gated
+    if not isinstance(record, Tensor) or record.shape != (slots,):
+        raise _other(f"a record of {slots} channels", "none" if record is None else str(tuple(record.shape)))
+    wanted = record.cpu().numpy()
+    if own is not None and ((own == GONE) & (wanted != GONE)).any():
+        raise _other("a model from which no more was removed", "channels that the model has not got any more")
+    with untouched_rng(), torch.no_grad():
+        choice = choice_of(gated, wanted)
+        if choice.dead.stuck is not None:
+            raise _other("channels that this model can do without", choice.dead.stuck)
+        rebuilt = rebuild(gated, choice)
+        _check_shapes(rebuilt.module, state)
+        adopt(gated, rebuilt)
+        gated.load_state_dict(dict(state))
+    return gated
+
+
+def _check_shapes(gated: GatedModule, state: Mapping[str, Any]) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in gated.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    wrong = [name for name in {**own, **given} if own.get(name) != given.get(name)]
+    if wrong:
+        first = wrong[0]
+        raise _other(f"{first} {own.get(first, 'absent')}", f"{given.get(first, 'absent')}")
+
+
+def _other(expected: str, found: str) -> PlanError:
+    return PlanError(
+        "the state is of another model",
+        expected=expected,
+        found=found,
+        fix="transform a model of the same class and settings as when the state was taken",
+    )
