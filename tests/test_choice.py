@@ -214,7 +214,7 @@ def test_budget_picks_the_cheap_one() -> None:
     optimizer = torch.optim.SGD(gated.bank.parameters(), lr=1.0)
     for _ in range(20):
         optimizer.zero_grad()
-        gated.budget_loss(flops=gated.cheapest()).backward()
+        gated.budget_loss(weight=1.0, flops=gated.cheapest()).backward()
         optimizer.step()
     assert gated.gates["1"].chosen() == 1
     assert abs(float(gated.eval().ratio("flops")) - gated.cheapest("flops")) < 1e-12

@@ -225,7 +225,7 @@ def test_budget_closes_branches() -> None:
     optimizer = torch.optim.SGD([gate.weight for gate in gated.gates.values()], lr=1.0)
     for _ in range(60):
         optimizer.zero_grad()
-        gated.budget_loss(flops=0.5).backward()
+        gated.budget_loss(weight=1.0, flops=0.5).backward()
         optimizer.step()
     closed = [name for name, gate in gated.gates.items() if not gate.open_count()]
     assert closed, {name: gate.weight.item() for name, gate in gated.gates.items()}

@@ -203,17 +203,24 @@ class GatedModule(fx.GraphModule):
             return weight * self._distance(budget)
         if not (self.training and torch.is_grad_enabled()):
             return self._distance(budget)
+        if all(group.kind == "choice" for group in self.facts.coupling.groups):
+            return self._distance(budget)  # which of several is no question of one threshold: descent decides
         controller = self._controlled(budget, steps)
         controller.asked()
-        if not controller.driving:
-            return self._distance(budget)
-        # the controller's evidence is the gradient of the task alone
-        return self._distance(budget).detach() + 0 * self.bank().sum()
+        return self._distance(budget, choices_only=controller.driving)
 
-    def _distance(self, budget: Budget) -> Tensor:
-        loss = torch.zeros((), device=self.bank.is_open().device)
+    def _distance(self, budget: Budget, *, choices_only: bool = False) -> Tensor:
+        """Equation 8. choices_only: no gradient for other gates, since the controller reads that of the task there."""
+        bank = self.bank()
+        if choices_only:
+            chosen = torch.zeros(len(bank), dtype=torch.bool, device=bank.device)
+            chosen[[slot for slots in self.facts.switches.one_of for slot in slots]] = True
+            bank = torch.where(chosen, bank, bank.detach()) + 0 * bank
+        loss = torch.zeros((), device=bank.device)
+        gone = self._gone()
         for kind, rho in budget.items():
-            loss = loss + (rho - self.ratio(kind).float()) ** 2
+            cost = self.facts.cost.evaluate(self._known_kind(kind), bank, gone)
+            loss = loss + (rho - cost.float() / self.total(kind)) ** 2
         return loss
 
     def _controlled(self, budget: Budget, steps: int | None) -> BudgetController:

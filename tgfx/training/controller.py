@@ -26,7 +26,7 @@ from tgfx.errors import BudgetError, InputError
 from tgfx.training.evidence import Evidence
 from tgfx.training.optimizers import not_held
 from tgfx.training.schedule import Phase, Schedule
-from tgfx.training.selection import Prices, cheapest, close_worst, land, protected
+from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
 from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
 
 if TYPE_CHECKING:
@@ -205,11 +205,13 @@ class BudgetController:
         gated, prices = self.gated, Prices(self.gated)
         opened = torch.from_numpy(gated.open_slots()).to(self.evidence.mean.device)
         rise = self.evidence.rise(opened)
+        start = all_open(gated, opened.device)
         marginals = {kind: prices.marginal(kind, opened) for kind in targets}
         for _ in range(ROUNDS):
             price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
             scores = rise / price.clamp(min=1e-12)
-            chosen, threshold = close_worst(prices, scores, protected(gated, scores, self.floor), targets)
+            keep = protected(gated, scores, self.floor)
+            chosen, threshold = close_worst(prices, scores, start, keep, targets)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
             if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
                 break

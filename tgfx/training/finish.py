@@ -15,8 +15,8 @@ from tgfx.errors import BudgetError, InputError
 from tgfx.report import FLOPS_NOTE, render
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
-from tgfx.training.selection import Prices, close_worst, land, protected
-from tgfx.training.vectors import gate_weights
+from tgfx.training.selection import Prices, all_open, close_worst, land, protected
+from tgfx.training.vectors import gate_weights, set_gate_weights_
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -74,8 +74,7 @@ def finish(
         _set_open(gated, chosen)
         model = shrink(gated, verify=verify)
     except BaseException:
-        for group in gated.facts.coupling.groups:
-            gated.gates[group.name].weight.data.copy_(saved[group.start : group.start + group.size])
+        set_gate_weights_(gated, saved)
         raise
     before = {kind: gated.total(kind) for kind in gated.kinds}
     gone = gated._gone()
@@ -85,7 +84,7 @@ def finish(
 
 def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:
     keep = opened if prices.met(opened, budget) else protected(gated, scores, 0.0)
-    chosen, _ = close_worst(prices, scores, keep, budget)
+    chosen, _ = close_worst(prices, scores, all_open(gated), keep, budget)
     return land(prices, chosen, scores, budget)
 
 
@@ -93,14 +92,16 @@ def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Bu
     """Fill groups in whole chunks, the best chunk first, as long as the budget allows."""
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
-    chosen = torch.zeros(len(scores), dtype=torch.bool)
+    chosen = torch.from_numpy(gated.open_slots()) & ~prices.movable
     chunks: list[tuple[float, str, Tensor]] = []
     for group in gated.facts.coupling.groups:
-        own = scores[group.start : group.start + group.size]
-        order = own.argsort(descending=True, stable=True) + group.start
-        parts = list(order.split(multiple))
-        chosen[parts[0]] = True
-        chunks += [(float(scores[part].mean()), group.name, part) for part in parts[1:]]
+        if group.kind == "choice" or group.name not in gated.gates:
+            continue
+        own = torch.from_numpy(gated.gate_slots(group.name))
+        parts = list(own[scores[own].argsort(descending=True, stable=True)].split(multiple))
+        if not group.is_switch:  # a branch may go as a whole
+            chosen[parts.pop(0)] = True
+        chunks += [(float(scores[part].mean()), group.name, part) for part in parts]
     if not prices.met(chosen, budget):
         least = {kind: prices.ratio(kind, chosen) for kind in budget}
         raise BudgetError(
@@ -121,8 +122,7 @@ def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Bu
 
 
 def _set_open(gated: GatedModule, chosen: Tensor) -> None:
-    for group in gated.facts.coupling.groups:
-        gate = gated.gates[group.name]
-        own = chosen[group.start : group.start + group.size].to(gate.weight.device)
+    for name, gate in gated.gates.items():
+        own = chosen[torch.from_numpy(gated.gate_slots(name))].to(gate.weight.device)
         if not torch.equal(gate.is_open(), own):
             gate.set_open_(own)

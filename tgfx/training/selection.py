@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tgfx.training.vectors import movable
+
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
 
@@ -20,6 +22,7 @@ class Prices:
 
     def __init__(self, gated: GatedModule) -> None:
         self._gated = gated
+        self.movable = movable(gated)
 
     def cost(self, kind: str, opened: Tensor, gone: frozenset[str] = frozenset()) -> float:
         return float(self._gated.facts.cost.evaluate(kind, _bank(opened), gone))
@@ -43,31 +46,49 @@ def _bank(opened: Tensor) -> Tensor:
 
 
 def protected(gated: GatedModule, scores: Tensor, floor: float) -> Tensor:
-    """The best of every group: `floor` of its size, rounded up. These stay open whatever the budget."""
+    """The best of every group: `floor` of its size, rounded up. These stay open whatever the budget.
+
+    A branch under one gate may go as a whole; of a group that compact_ has cut, what is left counts.
+    """
     keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
     for group in gated.facts.coupling.groups:
-        own = slice(group.start, group.start + group.size)
-        keep[own][scores[own].topk(max(1, math.ceil(floor * group.size))).indices] = True
+        if group.is_switch or group.name not in gated.gates:
+            continue
+        own = torch.from_numpy(gated.gate_slots(group.name)).to(scores.device)
+        count = min(len(own), max(1, math.ceil(floor * group.size)))
+        keep[own[scores[own].topk(count).indices]] = True
     return keep
+
+
+def all_open(gated: GatedModule, device: torch.device | str = "cpu") -> Tensor:
+    """Every gate open that can be moved; the others (choices, removed ones) as they are."""
+    return (movable(gated) | torch.from_numpy(gated.open_slots())).to(device)
 
 
 def cheapest(gated: GatedModule, kind: str, floor: float) -> float:
     """The smallest ratio that leaves the floor of every group."""
+    if any(group.kind == "choice" for group in gated.facts.coupling.groups):
+        return gated.cheapest(kind)  # with the cheapest alternatives, whatever is chosen now
     scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
     return Prices(gated).ratio(kind, protected(gated, scores, floor))
 
 
-def close_worst(prices: Prices, scores: Tensor, keep: Tensor, targets: Mapping[str, float]) -> tuple[Tensor, float]:
-    """Close gates in the order of their scores until every target is met: the assignment, and the score reached."""
-    order = scores.where(~keep, math.inf).argsort(stable=True)
-    closable = int((~keep).sum())
+def close_worst(
+    prices: Prices, scores: Tensor, start: Tensor, keep: Tensor, targets: Mapping[str, float]
+) -> tuple[Tensor, float]:
+    """Close gates of `start`, but none of `keep`, in the order of their scores until every target is met.
+
+    Gives the assignment, and the score reached.
+    """
+    closable = start & ~keep & prices.movable.to(start.device)
+    order = scores.where(closable, math.inf).argsort(stable=True)
 
     def closed(count: int) -> Tensor:
-        opened = torch.ones_like(keep)
+        opened = start.clone()
         opened[order[:count]] = False
         return opened
 
-    low, high = 0, closable  # the cost falls with the count
+    low, high = 0, int(closable.sum())  # the cost falls with the count
     while low < high:
         middle = (low + high) // 2
         if prices.met(closed(middle), targets):
@@ -82,7 +103,7 @@ def close_worst(prices: Prices, scores: Tensor, keep: Tensor, targets: Mapping[s
 def land(prices: Prices, opened: Tensor, scores: Tensor, targets: Mapping[str, float]) -> Tensor:
     """Open the best of the closed that still fit, one by one, so that the budget is used up."""
     opened = opened.clone()
-    refused = torch.zeros_like(opened)
+    refused = ~prices.movable.to(opened.device)
     for _ in range(TRIES):
         fits = ~opened & ~refused
         for kind, target in targets.items():

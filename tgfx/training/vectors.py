@@ -12,27 +12,45 @@ if TYPE_CHECKING:
 
 
 def gate_weights(gated: GatedModule) -> Tensor:
-    """Latent weights, copied."""
-    return torch.cat([_whole(gate.weight.detach()).reshape(-1) for gate in gated.gates.values()]).clone()
+    """Latent weights, copied, one for each slot of the bank; -1, closed, where compact_ has removed the gate."""
+    return _spread(gated, {name: gate.weight.detach() for name, gate in gated.gates.items()}, -1.0)
 
 
 def gate_gradients(gated: GatedModule) -> Tensor | None:
-    """Gradients of the latent weights; None if no gate has one. A gate without a gradient counts as 0."""
-    weights = [gate.weight for gate in gated.gates.values()]
-    if all(weight.grad is None for weight in weights):
-        return None
-    return torch.cat([_whole(w.detach() * 0 if w.grad is None else w.grad).reshape(-1) for w in weights]).clone()
+    """Gradients of the latent weights; None if no gate has one. A slot without a gradient counts as 0."""
+    found = {name: gate.weight.grad for name, gate in gated.gates.items() if gate.weight.grad is not None}
+    return _spread(gated, found, 0.0) if found else None
 
 
 @torch.no_grad()
 def set_gate_weights_(gated: GatedModule, values: Tensor) -> None:
-    """Write latent weights back, each to its gate."""
-    start = 0
-    for gate in gated.gates.values():
-        size = gate.weight.numel()
-        own = values[start : start + size].to(gate.weight.dtype).reshape(gate.weight.shape)
-        gate.weight.copy_(_like(own, gate.weight))
-        start += size
+    """Write latent weights back, each to its gate; the gates of choices are not touched."""
+    choices = {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
+    for name, gate in gated.gates.items():
+        if name not in choices:
+            own = values[_slots(gated, name).to(values.device)].to(gate.weight.dtype).reshape(gate.weight.shape)
+            gate.weight.copy_(_like(own, gate.weight))
+
+
+def movable(gated: GatedModule) -> Tensor:
+    """Slots whose gates open and close one by one: not those of choices, nor what compact_ has removed."""
+    free = torch.zeros(gated.facts.coupling.slots, dtype=torch.bool)
+    for group in gated.facts.coupling.groups:
+        if group.kind != "choice" and group.name in gated.gates:
+            free[_slots(gated, group.name)] = True
+    return free
+
+
+def _spread(gated: GatedModule, values: dict[str, Tensor], empty: float) -> Tensor:
+    first = next(iter(gated.gates.values())).weight
+    whole = torch.full((gated.facts.coupling.slots,), empty, dtype=first.dtype, device=first.device)
+    for name, value in values.items():
+        whole[_slots(gated, name).to(first.device)] = _whole(value).reshape(-1)
+    return whole
+
+
+def _slots(gated: GatedModule, name: str) -> Tensor:
+    return torch.from_numpy(gated.gate_slots(name))
 
 
 def _whole(tensor: Tensor) -> Tensor:
