@@ -16,7 +16,7 @@ from tests.support.budget_models import BUDGET_MODELS, data, mlp
 from tgfx.errors import BudgetError, InputError, OptimizerError
 from tgfx.training.controller import BudgetController
 from tgfx.training.evidence import Evidence
-from tgfx.training.selection import Prices, cheapest, close_worst, land, protected
+from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
 
 STEPS = 30
 OPTIMIZERS = {
@@ -345,11 +345,22 @@ def test_evidence_keeps_out_what_is_not_finite() -> None:
     assert evidence.update(torch.tensor([1.0, -2.0, 0.0]), 8)
     assert not evidence.update(torch.tensor([1.0, math.nan, 0.0]), 8)
     assert evidence.seen == 1
-    torch.testing.assert_close(evidence.first, torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64), rtol=0, atol=0)
-    torch.testing.assert_close(evidence.second, torch.tensor([8.0, 32.0, 0.0], dtype=torch.float64), rtol=0, atol=0)
-    opened = torch.tensor([True, True, False])
-    expected = torch.tensor([4.0 - 1.0, 16.0 + 2.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(evidence.rise(opened), expected, rtol=0, atol=0)
+    torch.testing.assert_close(evidence.mean, torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64), rtol=0, atol=0)
+    torch.testing.assert_close(evidence.square, torch.tensor([1.0, 4.0, 0.0], dtype=torch.float64), rtol=0, atol=0)
+
+
+def test_rise_is_second_order_and_counts_a_slope_beyond_its_noise() -> None:
+    """Two batches of 8: gate 0 has a slope and no noise, gate 1 noise and no slope, gate 2 both."""
+    evidence = Evidence(3, memory=4)
+    evidence.update(torch.tensor([3.0, 1.0, 5.0]), 8)
+    evidence.update(torch.tensor([3.0, -1.0, 3.0]), 8)
+    error = 1 / math.sqrt(2)  # of gates 1 and 2: variance 1, two batches
+    curvature = [9.0, 8.0, 8.0 + 16.0]
+    slope = [3.0, 0.0, 4.0 - 2 * error]
+    for opened, sign in ((True, 1), (False, -1)):
+        expected = [sign * c / 2 - g for c, g in zip(curvature, slope, strict=True)]
+        found = evidence.rise(torch.full((3,), opened))
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 def test_the_budgets_own_gradient_is_no_evidence(gated) -> None:
@@ -369,7 +380,7 @@ def test_the_worst_are_closed_and_no_more_than_needed(gated) -> None:
     prices, targets = Prices(gated), {"flops": 0.5}
     scores = torch.randperm(192, generator=torch.Generator().manual_seed(1)).double()
     keep = protected(gated, scores, 0.02)
-    chosen, threshold = close_worst(prices, scores, keep, targets)
+    chosen, threshold = close_worst(prices, scores, all_open(gated), keep, targets)
     closed = ~chosen
     assert prices.met(chosen, targets) and bool((scores[closed] <= threshold).all())
     assert bool((scores[chosen & ~keep] > threshold).all()) and bool(chosen[keep].all())
