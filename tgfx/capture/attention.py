@@ -15,12 +15,7 @@ from torch import nn
 
 def is_plain_attention(module: nn.Module) -> bool:
     """Attention layers that `multihead_attention` writes out in full."""
-    return (
-        type(module) is nn.MultiheadAttention
-        and module.bias_k is None
-        and module.bias_v is None
-        and not module.add_zero_attn
-    )
+    return type(module) is nn.MultiheadAttention
 
 
 def multihead_attention(module: nn.MultiheadAttention, dropout: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -44,10 +39,15 @@ def multihead_attention(module: nn.MultiheadAttention, dropout: Any, *args: Any,
         value = key if same_kv else value.transpose(0, 1)
     q, k, v = _projections(module, query, key, value)
     length, batch = query.shape[0], query.shape[1]
+    if module.bias_k is not None:  # one more key and value, the same for all
+        k = torch.cat([k, module.bias_k.repeat(1, batch, 1)])
+        v = torch.cat([v, module.bias_v.repeat(1, batch, 1)])
     heads, size = module.num_heads, module.head_dim
     q = q.reshape(length, batch, heads, size).permute(1, 2, 0, 3)
-    k = k.reshape(key.shape[0], batch, heads, size).permute(1, 2, 0, 3)
-    v = v.reshape(key.shape[0], batch, heads, size).permute(1, 2, 0, 3)
+    k = k.reshape(k.shape[0], batch, heads, size).permute(1, 2, 0, 3)
+    v = v.reshape(v.shape[0], batch, heads, size).permute(1, 2, 0, 3)
+    if module.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     mask = _mask(module, given, batch)
     weights = None
     if need_weights or module.dropout > 0:
