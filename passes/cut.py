@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import operator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,6 @@ class _Surgeon:
     def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
-        self.demand = Demand(source.module)
         self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
         for node in source.module.graph.nodes:
             if node.op == "call_module":
@@ -99,6 +99,10 @@ class _Surgeon:
         # shuffles that become a look-up, by their last node; and what is not needed any more
         self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
         self.skipped = dead.nodes.union(*(shuffle.inside for shuffle in self.replaced.values()))
+
+    @cached_property
+    def demand(self) -> Demand:
+        return Demand(self.source.module)
 
     # -- what resize rules ask --------------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ NEVER: Condition = frozenset()
 
 
 def node_conditions(source: Source, switches: Switches) -> dict[str, Condition]:
-    """When each node of the graph is needed."""
+    """When each node of the graph is needed; no word about a graph without switches."""
+    if not switches.edges:
+        return {}
     graph = source.module.graph
     switched = {edge.node for edge in switches.edges}
     found: dict[fx.Node, Condition] = dict.fromkeys(graph.nodes, NEVER)
@@ -58,6 +60,8 @@ def either(a: Condition, b: Condition, switches: Switches) -> Condition:
 
 def parameter_conditions(source: Source, nodes: dict[str, Condition], switches: Switches) -> dict[str, Condition]:
     """When each parameter is needed: while any node that uses it is. One that no node uses stays."""
+    if not nodes:
+        return {}
     root = source.module
     used: dict[int, Condition] = {}
     for node in root.graph.nodes:

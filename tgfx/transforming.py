@@ -30,16 +30,16 @@ from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
-from tgfx.ir.switches import SwitchGroup
+from tgfx.ir.switches import Switches, SwitchGroup
 from tgfx.ir.tree import named_tensors
 from tgfx.mirror import mirror
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import Coupling, couple
 from tgfx.passes.heads import find_heads, keep_all_but_heads
-from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
+from tgfx.passes.insert_gates import BANK, INDEX, GatedGraph, insert_gates
 from tgfx.passes.liveness import node_conditions, parameter_conditions
-from tgfx.passes.place import place_gates
+from tgfx.passes.place import Placement, place_gates
 from tgfx.passes.residual_branches import residual_branches
 from tgfx.passes.switch_groups import add_switches, without_channels
 from tgfx.passes.switch_sites import place_switches
@@ -94,13 +94,7 @@ def transform(
         coupling, switches = add_switches(coupling, (*branches, *choices))
         if not coupling.groups:
             raise _nothing_to_gate(model, granularities, coupling.frozen)
-        placement = place_switches(source, switches.edges, place_gates(source, channels, coupling))
-        gated_graph = insert_gates(source, placement)
-        training_graph = None
-        if source.training is not None and channels.training is not None:
-            also = place_gates(source.training, channels.training, coupling)
-            also = place_switches(source.training, switches.training_edges, also)
-            training_graph = insert_gates(source.training, also, like=gated_graph).graph
+        placement, gated_graph, training_graph = _with_gates(source, channels, coupling, switches)
         bank = _bank(coupling, gate or GateSpec(), gates)
         root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
@@ -111,17 +105,8 @@ def transform(
     _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
-    facts = Facts(
-        source,
-        channels,
-        coupling,
-        placement,
-        cost,
-        type(model).__name__,
-        tuple(sorted(ignored)),
-        granularities,
-        switches,
-    )
+    known = (source, channels, coupling, placement, cost)
+    facts = Facts(*known, type(model).__name__, tuple(sorted(ignored)), granularities, switches)
     return GatedModule(root, gated_graph.graph, facts, training_graph)
 
 
@@ -223,6 +208,19 @@ def _branches(
         group for group in found
         if not any(is_within(name, ignored) for branch in group.branches for name in branch.parameters)
     )  # fmt: skip
+
+
+def _with_gates(
+    source: Source, channels: ChannelMap, coupling: Coupling, switches: Switches
+) -> tuple[Placement, GatedGraph, fx.Graph | None]:
+    """Where the gates are, the gated graph, and the one for train mode where the model has one of its own."""
+    placement = place_switches(source, switches.edges, place_gates(source, channels, coupling))
+    gated_graph = insert_gates(source, placement)
+    if source.training is None or channels.training is None:
+        return placement, gated_graph, None
+    also = place_gates(source.training, channels.training, coupling)
+    also = place_switches(source.training, switches.training_edges, also)
+    return placement, gated_graph, insert_gates(source.training, also, like=gated_graph).graph
 
 
 def _bank(coupling: Coupling, spec: GateSpec, choices: Sequence[TakenGate]) -> GateBank:
