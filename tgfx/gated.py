@@ -14,6 +14,7 @@ from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GateBank
 from tgfx.budget import Budget, check_kind
+from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.errors import InputError
 from tgfx.gates import TrainableGate
 from tgfx.ir.facts import ChannelMap
@@ -46,7 +47,8 @@ class GatedModule(fx.GraphModule):
     """Runs like the model it was made from; its gates are trained along and decide what `tgfx.shrink` cuts."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts, training_graph: fx.Graph | None = None) -> None:
-        super().__init__(root, graph, class_name="GatedModule")
+        with parametrizations_at_rest(root):  # fx looks at every tensor that the graph names
+            super().__init__(root, graph, class_name="GatedModule")
         for table in (
             "_modules",
             "_parameters",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from tgfx.capture.parametrized import parametrised_tensors
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule
 from tgfx.ir.compare import close
@@ -51,6 +52,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
     with untouched_rng(), torch.no_grad():
         tensors = dict(gated.named_parameters(remove_duplicate=False))
         tensors.update(gated.named_buffers(remove_duplicate=False))
+        tensors.update(parametrised_tensors(gated))
         survivors = Survivors(facts.channels, facts.coupling, opened)
         compact = cut(facts.source, facts.channels, survivors, tensors, _dead(gated, survivors, opened))
         for name, module in gated.named_modules():

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import capture, example_inputs_for, prepare
+from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.errors import (
     AlreadyGatedError,
     GranularityError,
@@ -57,9 +58,10 @@ def transform(
     ignored = _ignored_names(model, ignore)
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
-        mine = copy.deepcopy(model)
+        mine = _copied(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
+        parametrizations = take_parametrizations(mine)
         reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
         channels = analyse_channels(source)
@@ -82,6 +84,7 @@ def transform(
         root = _mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
+        put_back(root, parametrizations)
         cost = build_cost(channels, coupling, _counted_parameters(source.module))
     _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
@@ -103,6 +106,7 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
             found=type(model).__name__,
             fix="train it as it is, or tgfx.shrink it first",
         )
+    refuse_what_rewrites_weights(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise LazyModuleError(
@@ -128,6 +132,18 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
         raise GranularityError(
             f"granularity {granularity!r} is not available", expected='"channel"', found=repr(granularity)
         )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied, and tgfx changes nothing but a copy",
+            expected="a model that copy.deepcopy can copy",
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="a tensor attribute with a gradient history is the usual cause: detach it, or make it in forward",
+        ) from error
 
 
 def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
