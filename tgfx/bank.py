@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tgfx.gates import TrainableGate
+from tgfx.sharding import whole
 
 
 class GateBank(nn.Module):
@@ -30,10 +31,10 @@ class GateBank(nn.Module):
         settings, training = first.settings, first.training
         one = torch.ones(1, dtype=first.weight.dtype, device=first.weight.device)
         if all(gate.settings == settings and gate.training == training for gate in gates):
-            weights = torch.cat([gate.weight for gate in gates])
+            weights = torch.cat([whole(gate.weight) for gate in gates])
             values = settings.trained(weights) if training else settings.binary_value(weights)
             return torch.cat([values, one])
-        return torch.cat([*(gate() for gate in gates), one])
+        return torch.cat([*(whole(gate()) for gate in gates), one])
 
     def is_open(self) -> Tensor:
-        return torch.cat([self._modules[self.key(name)].is_open() for name in self.names])
+        return torch.cat([whole(self._modules[self.key(name)].is_open()) for name in self.names])

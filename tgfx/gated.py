@@ -175,16 +175,20 @@ class GatedModule(fx.GraphModule):
     def _controlled(self, budget: Budget, steps: int | None) -> BudgetController:
         """The controller for this budget, made at the first call."""
         controller = self.controller
-        if controller is None or controller.budget != budget:
-            if controller is not None:
-                controller.close()
-            controller = BudgetController(self, budget, **({} if steps is None else {"steps": steps}))
-            self.__dict__["_controller"] = controller
+        if controller is None or controller.closed or controller.budget != budget:
+            controller = self.attach(BudgetController(self, budget, **({} if steps is None else {"steps": steps})))
+        return controller
+
+    def attach(self, controller: BudgetController) -> BudgetController:
+        """Let this controller move the gates from now on, and no other."""
+        if self.controller is not None and self.controller is not controller:
+            self.controller.close()
+        self.__dict__["_controller"] = controller
         return controller
 
     @property
     def controller(self) -> BudgetController | None:
-        """What moves the gates, if `budget_loss` without a weight has been asked for."""
+        """What moves the gates, if `budget_loss` without a weight has been asked for, or a callback is at work."""
         return self.__dict__.get("_controller")
 
     # -- copies ---------------------------------------------------------------------------------------------

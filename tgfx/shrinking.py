@@ -21,6 +21,7 @@ from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
+from tgfx.sharding import refuse_sharded
 from tgfx.verify import first_difference
 
 
@@ -42,6 +43,7 @@ def shrink_slots(gated: GatedModule, round_to: int | None) -> np.ndarray:
 
 def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx.GraphModule:
     """Cut a gated model to these slots; its gates are not touched."""
+    refuse_sharded(gated, "cutting")
     facts = gated.facts
     if facts.source.training is not None:
         warnings.warn(

@@ -14,6 +14,7 @@ from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
 from tgfx.passes.cost import KINDS
 from tgfx.report import FLOPS_NOTE, render
+from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
 from tgfx.training.selection import Prices, close_worst, land, protected
@@ -61,6 +62,7 @@ def finish(
     they were.
     """
     wanted = Budget.of(budget, **shares)
+    refuse_sharded(gated, "finishing")
     prices = Prices(gated)
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tgfx.sharding import like, whole
+
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
 
 
 def gate_weights(gated: GatedModule) -> Tensor:
     """Latent weights, copied."""
-    return torch.cat([_whole(gate.weight.detach()).reshape(-1) for gate in gated.gates.values()]).clone()
+    return torch.cat([whole(gate.weight.detach()).reshape(-1) for gate in gated.gates.values()]).clone()
 
 
 def gate_gradients(gated: GatedModule) -> Tensor | None:
@@ -21,7 +23,7 @@ def gate_gradients(gated: GatedModule) -> Tensor | None:
     weights = [gate.weight for gate in gated.gates.values()]
     if all(weight.grad is None for weight in weights):
         return None
-    return torch.cat([_whole(w.detach() * 0 if w.grad is None else w.grad).reshape(-1) for w in weights]).clone()
+    return torch.cat([whole(w.detach() * 0 if w.grad is None else w.grad).reshape(-1) for w in weights]).clone()
 
 
 @torch.no_grad()
@@ -31,18 +33,5 @@ def set_gate_weights_(gated: GatedModule, values: Tensor) -> None:
     for gate in gated.gates.values():
         size = gate.weight.numel()
         own = values[start : start + size].to(gate.weight.dtype).reshape(gate.weight.shape)
-        gate.weight.copy_(_like(own, gate.weight))
+        gate.weight.copy_(like(own, gate.weight))
         start += size
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    full = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
-
-
-def _like(values: Tensor, parameter: Tensor) -> Tensor:
-    if not hasattr(parameter, "full_tensor"):
-        return values
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(values, parameter.device_mesh, parameter.placements)
