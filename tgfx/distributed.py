@@ -1,8 +1,8 @@
 """Gated models that are spread over many processes. The engine is torch.distributed; DDP needs nothing from here.
 
-    torch.distributed.fsdp.fully_shard(gated)          # the whole model: the graph calls layers, not their parents
-    ... train ...
-    compact = tgfx.shrink(tgfx.distributed.gather(gated))    # on every rank
+torch.distributed.fsdp.fully_shard(gated)          # the whole model: the graph calls layers, not their parents
+... train ...
+compact = tgfx.shrink(tgfx.distributed.gather(gated))    # on every rank
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class GatedModule(fx.GraphModule):
         }
 
 
-_OWN = {"facts", "training_graph", "_graph", "_code"}
+_OWN = {"facts", "training_graph", "forward", "_graph", "_code"}  # forward: a wrapper, as of Accelerate's precision
 
 
 def _holder(module: nn.Module) -> nn.Module:

@@ -1,9 +1,9 @@
 """Training to a budget with Lightning.
 
-    gated = tgfx.transform(model, example)
-    trainer = lightning.Trainer(callbacks=[tgfx.lightning.GateCallback({"flops": 0.5})])
-    trainer.fit(MyLightningModule(gated), loader)
-    compact = tgfx.finish(gated, flops=0.5).model
+gated = tgfx.transform(model, example)
+trainer = lightning.Trainer(callbacks=[tgfx.lightning.GateCallback({"flops": 0.5})])
+trainer.fit(MyLightningModule(gated), loader)
+compact = tgfx.finish(gated, flops=0.5).model
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
-    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
+    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact), _unwrapped(gated):
         like = next(gated.parameters())
         args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
         expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
@@ -138,6 +138,18 @@ def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
     finally:
         for name, weight in saved.items():
             gated.gates[name].weight.data.copy_(weight)
+
+
+@contextmanager
+def _unwrapped(gated: GatedModule) -> Iterator[None]:
+    """Without mixed precision, of the caller's or of a wrapper that Accelerate has put over forward."""
+    wrapper = gated.__dict__.pop("forward", None)
+    try:
+        with torch.autocast(next(gated.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        if wrapper is not None:
+            gated.__dict__["forward"] = wrapper
 
 
 @contextmanager

@@ -107,6 +107,15 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
             fix="train it as it is, or tgfx.shrink it first",
         )
     refuse_what_rewrites_weights(model)
+    own = (*model._modules, *model._parameters, *model._buffers)
+    taken = [name for name in own if hasattr(GatedModule, name) and not hasattr(nn.Module, name)]
+    if taken:
+        raise InputError(
+            "the model has parts with names that a gated model needs for itself",
+            expected="other names",
+            found=", ".join(taken),
+            fix="rename them, or put the model into another: nn.Sequential(model)",
+        )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise LazyModuleError(
