@@ -57,8 +57,8 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups", "marginal",
-        "open_slots", "ratio", "report", "total",
+        "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gates", "groups",
+        "marginal", "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 
 
@@ -98,6 +98,7 @@ LAYERS = {
     "ir": 0,
     "errors": 0,
     "_version": 0,
+    "sharding": 0,
     "gates": 1,
     "bank": 1,
     "ops": 1,
