@@ -12,6 +12,10 @@ INPUTS := constraints.txt pyproject.toml
 ZOO_MODELS := torchvision timm transformers torch-pruning
 # What these four need besides torch and numpy.
 ZOO_LIGHT := filelock huggingface_hub packaging pillow pyyaml regex safetensors tokenizers tqdm typer
+# What the adapters in tgfx/lightning.py and tgfx/hf.py are for. They name torch too (lightning also its twin
+# pytorch-lightning, which is the same code again).
+TRAINERS := lightning torchmetrics accelerate
+TRAINERS_LIGHT := fsspec lightning-utilities packaging psutil pyyaml tqdm typing-extensions
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -23,7 +27,7 @@ help: ## show this list
 demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
 	$(BIN)/python -m examples.demo.demo
 
-test: lint $(VENV)/.stamp-zoo ## lint, then all tests
+test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers ## lint, then all tests
 	$(BIN)/python -m pytest -q -n 2
 
 zoo: $(VENV)/.stamp-zoo ## prove the cut exact on every zoo model, write examples/zoo/COVERAGE.md
@@ -66,4 +70,9 @@ $(VENV)/.stamp-test: $(INPUTS) $(VENV)/.stamp-core
 $(VENV)/.stamp-zoo: $(INPUTS) $(VENV)/.stamp-test
 	$(PIP_INSTALL) --no-deps $(ZOO_MODELS)
 	$(PIP_INSTALL) $(ZOO_LIGHT)
+	@touch $@
+
+$(VENV)/.stamp-trainers: $(INPUTS) $(VENV)/.stamp-zoo
+	$(PIP_INSTALL) --no-deps $(TRAINERS)
+	$(PIP_INSTALL) $(TRAINERS_LIGHT)
 	@touch $@

@@ -23,7 +23,7 @@ from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ir.tree import find
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
-from tgfx.ops.modules import is_lowerable, is_resizable_module
+from tgfx.ops.modules import has_hooks, is_lowerable, is_resizable_module
 from tgfx.ops.naming import is_torch_function, op_name
 from tgfx.ops.pointwise import pointwise
 from tgfx.ops.registry import Call
@@ -228,6 +228,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             module = self._module(n)
             if not is_resizable_module(module):
                 return f"goes into {type(module).__name__}, which tgfx cannot cut"
+            if has_hooks(module):
+                return f"goes into {type(module).__name__}, on which hooks are registered (remove them to gate it)"
         if n.op == "call_function" and not is_torch_function(n):
             return f"goes into the Python function {op_name(n)}"
         return None

@@ -64,8 +64,8 @@ def test_public_names() -> None:
 def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
-        "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots", "gates",
-        "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total",
+        "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots",
+        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total",
     }  # fmt: skip
 
 
@@ -105,6 +105,7 @@ LAYERS = {
     "ir": 0,
     "errors": 0,
     "_version": 0,
+    "sharding": 0,
     "gates": 1,
     "choice_gate": 1,
     "choice": 1,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tgfx.choice_gate import ChoiceGate
 from tgfx.gates import TrainableGate
+from tgfx.sharding import whole
 
 Gate = TrainableGate | ChoiceGate
 RECORD = "record"
@@ -48,13 +49,13 @@ class GateBank(nn.Module):
         settings, training = first.settings, first.training
         one = torch.ones(1, dtype=first.weight.dtype, device=first.weight.device)
         if several and all(gate.settings == settings and gate.training == training for gate in several):
-            weights = torch.cat([gate.weight for gate in several])
+            weights = torch.cat([whole(gate.weight) for gate in several])
             values = settings.trained(weights) if training else settings.binary_value(weights)
-            return self._spread(torch.cat([values, *(gate() for gate in choices), one]))
-        return self._spread(torch.cat([*(gate() for gate in gates), one]))
+            return self._spread(torch.cat([values, *(whole(gate()) for gate in choices), one]))
+        return self._spread(torch.cat([*(whole(gate()) for gate in gates), one]))
 
     def is_open(self) -> Tensor:
-        opened = [self._modules[self.key(name)].is_open() for name in self.names]
+        opened = [whole(self._modules[self.key(name)].is_open()) for name in self.names]
         one = torch.ones(1, dtype=torch.bool, device=opened[0].device)
         return self._spread(torch.cat([*opened, one]))[:-1]
 
@@ -62,8 +63,8 @@ class GateBank(nn.Module):
         """One value for each slot of the model as it was transformed."""
         if "places" not in self._buffers or self.places is None or self.record is None:
             return values
-        whole = torch.zeros(len(self.record) + 1, dtype=values.dtype, device=values.device)
-        return whole.index_copy(0, self.places, values)
+        spread = torch.zeros(len(self.record) + 1, dtype=values.dtype, device=values.device)
+        return spread.index_copy(0, self.places, values)
 
     # -- compaction -----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ __all__ = [
     "IgnoreError",
     "InputError",
     "LazyModuleError",
+    "MissingPackageError",
     "NothingToGateError",
     "OptimizerError",
     "PassError",
@@ -110,6 +111,10 @@ class AlreadyGatedError(TgfxError, TypeError):
 
 class LazyModuleError(TgfxError, ValueError):
     """The model holds lazy modules whose parameters do not exist yet."""
+
+
+class MissingPackageError(TgfxError, ImportError):
+    """An optional package is not installed."""
 
 
 class StrictError(TgfxError):

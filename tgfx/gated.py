@@ -14,6 +14,7 @@ from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GONE, Gate, GateBank
 from tgfx.budget import Budget, check_kind
+from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.errors import BudgetError, InputError
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
@@ -48,7 +49,8 @@ class GatedModule(fx.GraphModule):
     """Runs like the model it was made from; its gates are trained along and decide what `tgfx.shrink` cuts."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts, training_graph: fx.Graph | None = None) -> None:
-        super().__init__(root, graph, class_name="GatedModule")
+        with parametrizations_at_rest(root):  # fx looks at every tensor that the graph names
+            super().__init__(root, graph, class_name="GatedModule")
         for table in (
             "_modules",
             "_parameters",
@@ -227,15 +229,19 @@ class GatedModule(fx.GraphModule):
         """The controller for this budget, made at the first call."""
         controller = self.controller
         if controller is None or controller.closed or controller.budget != budget:
-            if controller is not None:
-                controller.close()
-            controller = BudgetController(self, budget, **({} if steps is None else {"steps": steps}))
-            self.__dict__["_controller"] = controller
+            controller = self.attach(BudgetController(self, budget, **({} if steps is None else {"steps": steps})))
+        return controller
+
+    def attach(self, controller: BudgetController) -> BudgetController:
+        """Let this controller move the gates from now on, and no other."""
+        if self.controller is not None and self.controller is not controller:
+            self.controller.close()
+        self.__dict__["_controller"] = controller
         return controller
 
     @property
     def controller(self) -> BudgetController | None:
-        """What moves the gates, if `budget_loss` without a weight has been asked for."""
+        """What moves the gates, if `budget_loss` without a weight has been asked for, or a callback is at work."""
         return self.__dict__.get("_controller")
 
     # -- copies ---------------------------------------------------------------------------------------------
@@ -264,7 +270,7 @@ class GatedModule(fx.GraphModule):
         }
 
 
-_OWN = {"facts", "training_graph", "_graph", "_code"}
+_OWN = {"facts", "training_graph", "forward", "_graph", "_code"}  # forward: a wrapper, as of Accelerate's precision
 
 
 def present(gated: GatedModule) -> Survivors | None:

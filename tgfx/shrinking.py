@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from tgfx.capture.parametrized import parametrised_tensors
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule, present
 from tgfx.ir.compare import close
@@ -22,6 +23,7 @@ from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
+from tgfx.sharding import refuse_sharded
 from tgfx.verify import first_difference
 
 
@@ -43,6 +45,7 @@ def shrink_slots(gated: GatedModule, round_to: int | None) -> np.ndarray:
 
 def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx.GraphModule:
     """Cut a gated model to these slots; its gates are not touched."""
+    refuse_sharded(gated, "cutting")
     facts = gated.facts
     if facts.source.training is not None:
         warnings.warn(
@@ -52,7 +55,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         )
     with untouched_rng(), torch.no_grad():
         survivors = Survivors(facts.channels, facts.coupling, opened)
-        tensors = dict(named_tensors(gated))
+        tensors = {**dict(named_tensors(gated)), **parametrised_tensors(gated)}
         refresh_settings(facts.source.module, gated)
         dead = _dead(gated, survivors, opened)
         compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
@@ -68,7 +71,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
-    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact):
+    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact), _unwrapped(gated):
         args, kwargs = example_like(gated)
         expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
         try:
@@ -154,6 +157,18 @@ def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
     finally:
         for name, weight in saved.items():
             gated.gates[name].weight.data.copy_(weight)
+
+
+@contextmanager
+def _unwrapped(gated: GatedModule) -> Iterator[None]:
+    """Without mixed precision, of the caller's or of a wrapper that Accelerate has put over forward."""
+    wrapper = gated.__dict__.pop("forward", None)
+    try:
+        with torch.autocast(next(gated.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        if wrapper is not None:
+            gated.__dict__["forward"] = wrapper
 
 
 @contextmanager

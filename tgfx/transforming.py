@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import capture, example_inputs_for, prepare
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
+from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
 from tgfx.errors import (
     AlreadyGatedError,
@@ -71,10 +72,11 @@ def transform(
     ignored = _ignored_names(model, ignore)
     with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
-        mine = copy.deepcopy(model)
+        mine = _copied(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
         gates = take_gates(mine)
+        parametrizations = take_parametrizations(mine)
         reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
         choices = lift_choices(source, gates)
@@ -99,6 +101,7 @@ def transform(
         root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
+        put_back(root, parametrizations)
         needed = node_conditions(source, switches)
         needed.update(parameter_conditions(source, needed, switches))
         cost = build_cost(channels, coupling, _counted_parameters(source.module), needed)
@@ -123,6 +126,16 @@ def _check_model(model: Any, gate: Any) -> None:
             found=type(model).__name__,
             fix="train it as it is, or tgfx.shrink it first",
         )
+    refuse_what_rewrites_weights(model)
+    own = (*model._modules, *model._parameters, *model._buffers)
+    taken = [name for name in own if hasattr(GatedModule, name) and not hasattr(nn.Module, name)]
+    if taken:
+        raise InputError(
+            "the model has parts with names that a gated model needs for itself",
+            expected="other names",
+            found=", ".join(taken),
+            fix="rename them, or put the model into another: nn.Sequential(model)",
+        )
     for name, tensor in named_tensors(model):
         if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise LazyModuleError(
@@ -136,6 +149,18 @@ def _check_model(model: Any, gate: Any) -> None:
         raise InputError(
             "gate cannot be used", expected='a tgfx.GateSpec, e.g. tgfx.GateSpec(shape="tanh")', found=repr(gate)
         )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied, and tgfx changes nothing but a copy",
+            expected="a model that copy.deepcopy can copy",
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="a tensor attribute with a gradient history is the usual cause: detach it, or make it in forward",
+        ) from error
 
 
 def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:

@@ -232,6 +232,16 @@ def marginal_is_the_slope(gated: tgfx.GatedModule, kinds: Iterable[str] = ("flop
                 assert abs(found - slope) <= 1e-4 * max(abs(slope), 1.0), (kind, group.name, found, slope)
 
 
+def budget_is_used_up(gated: tgfx.GatedModule, kind: str, share: float) -> None:
+    """The budget is met, and no closed gate fits in any more. Leaves eval mode."""
+    gated.eval()
+    left = share - gated.ratio(kind).item()
+    assert left >= 0, f"{kind} is over the budget by {-left:.3g}"
+    for name, slope in gated.marginal(kind).items():
+        fits = ~gated.gates[name].is_open() & (slope / gated.total(kind) <= left)
+        assert not bool(fits.any()), f"{kind}: {left:.3g} is left, and a channel of {name} would fit"
+
+
 def price_has_gradients(gated: tgfx.GatedModule) -> None:
     gated.train()
     gates = [gate.weight for gate in gated.gates.values()]

@@ -25,6 +25,7 @@ from tgfx.ir.compare import close
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.tree import named_tensors, put_in_order, put_tensor
+from tgfx.ops.modules import has_hooks
 
 
 def prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -79,7 +80,7 @@ def _in_both_modes(
             if readers
             else _source(model, module, args, kwargs)
         )
-    if not readers.difference(FOLLOWING_LAYERS):
+    if not readers.difference(FOLLOWING_LAYERS) and not _hooked_followers(model):
         return _source(model, module, args, kwargs, front_end)
     # A second export is slow. Often the layers alone make the difference between the modes: then one graph does.
     untouched = _copied(module, model)
@@ -87,6 +88,11 @@ def _in_both_modes(
     if behaves_alike(model, source.module, args, kwargs):
         return source
     return _captured_again(model, args, kwargs, front_end, untouched, take)
+
+
+def _hooked_followers(model: nn.Module) -> bool:
+    """Layers with hooks stay written out by torch.export, with the mode baked in."""
+    return any(isinstance(module, FOLLOWING_LAYERS) and has_hooks(module) for module in model.modules())
 
 
 def _source(
@@ -120,7 +126,8 @@ def _captured_again(
     except Exception as error:
         reason = f"could not be captured in train mode ({type(error).__name__}); the eval path is kept in both"
         source.refusals.append(Refusal(reason, "forward", "training", limit=True))
-    if training is not None and not merge_modes(module, training):
+    apart = front_end == "export" and _hooked_followers(model)
+    if training is not None and (apart or not merge_modes(module, training)):
         source.training = _finished(model, Source(training, args, kwargs, front_end))
     return _finished(model, source)
 

@@ -18,6 +18,7 @@ from torch import fx, nn
 from tgfx.capture.modes import new_layer, owner_of
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.tree import has_module, put_module
+from tgfx.ops.modules import has_hooks
 from tgfx.ops.naming import op_name
 
 _LAYERS: dict[str, tuple[type, ...]] = {
@@ -50,8 +51,9 @@ def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
         name = op_name(node)
         if name in ("batch_norm", "instance_norm"):
             _raise_norm(module, node)
-        elif name in ("feature_dropout", "alpha_dropout", "rrelu") and owner_of(node):
-            _replace(node, str(owner_of(node)), node.args[0])
+        elif name in ("feature_dropout", "alpha_dropout", "rrelu") and (owner := owner_of(node)):
+            if not has_hooks(module.get_submodule(owner)):
+                _replace(node, owner, node.args[0])
         elif name in _LAYERS:
             _raise_layer(module, node, _LAYERS[name])
         elif name == "dropout":
@@ -100,7 +102,7 @@ def _raise_layer(module: fx.GraphModule, node: fx.Node, kinds: tuple[type, ...])
     if path is None or not has_module(module, path):
         return
     layer = module.get_submodule(path)
-    if type(layer) not in kinds or not _same_settings(layer, bound, op_name(node), path):
+    if type(layer) not in kinds or has_hooks(layer) or not _same_settings(layer, bound, op_name(node), path):
         return
     _replace(node, path, x)
 
@@ -173,6 +175,8 @@ def _raise_norm(module: fx.GraphModule, node: fx.Node) -> None:
     if path is None or not has_module(module, path):
         return
     layer = module.get_submodule(path)
+    if has_hooks(layer):
+        return  # torch.export has written out what they do
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
         if type(layer) in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
             _replace(node, path, node.args[0])
@@ -202,7 +206,7 @@ def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
     owner = next(reversed(stack.values()), ("", ""))[0] if stack else ""
     p = bound.get("p", 0.5)
     layer = module.get_submodule(owner) if owner and has_module(module, owner) else None
-    if type(layer) is nn.Dropout and layer.p == p:
+    if type(layer) is nn.Dropout and layer.p == p and not has_hooks(layer):
         _replace(node, owner, bound["input"])
         return
     if not p:

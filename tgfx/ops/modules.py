@@ -33,6 +33,12 @@ def is_batch_norm(module: nn.Module) -> bool:
     return type(module) in _BATCH_NORM
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Hooks run when the layer is called: it must stay a layer, and what they do to channels is not known."""
+    tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(tables)
+
+
 def is_lowerable(module: nn.Module) -> bool:
     """Whether a call of this module can be written as a function of its own weight."""
     return type(module) in _CONV or type(module) in _DECONV or type(module) is nn.Linear

@@ -25,6 +25,7 @@ from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
 from tgfx.training.evidence import Evidence
 from tgfx.training.optimizers import not_held
+from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Phase, Schedule
 from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
 from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
@@ -64,6 +65,7 @@ class BudgetController:
             raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
         self.floor = floor
         check_feasible(gated, self.budget, floor)
+        check_sharding(gated)
         self.taken = 0
         self.multiplier = 0.0
         self.batch_size = batch_size
@@ -73,7 +75,9 @@ class BudgetController:
         self.evidence = Evidence(gated.facts.coupling.slots, memory=min(memory, 200.0), device=device)
         self._gated = weakref.ref(gated)
         self._before: Tensor | None = None
+        self._ranks = Ranks()
         self._samples = 0
+        self._seen_forward = False
         self._silent = 0
         self._weights_only = 0
         self._asked = 0
@@ -106,10 +110,6 @@ class BudgetController:
         return self.taken > 0
 
     @property
-    def closed(self) -> bool:
-        return not self._hooks
-
-    @property
     def targets(self) -> dict[str, float]:
         """What the ratios should be now, on the way from where the model was to the budget."""
         return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
@@ -133,6 +133,15 @@ class BudgetController:
         self._pressure, self._start = dict(state["pressure"]), dict(state["start"])
         self.evidence.load_state_dict(state["evidence"])
 
+    def land(self) -> None:
+        """Meet the budget now, wherever the schedule is; gates stay there from then on."""
+        set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
+        self.taken = max(self.taken, math.ceil(self.schedule.hold * self.schedule.steps))
+
+    @property
+    def closed(self) -> bool:
+        return not self._hooks
+
     def close(self) -> None:
         """Stop watching; the gates stay as they are."""
         for hook in self._hooks:
@@ -146,7 +155,8 @@ class BudgetController:
             self._weights_only += 1
             return
         self._weights_only = self._asked = 0
-        self._before = gate_weights(self.gated)
+        if any(float(group["lr"]) for group in optimizer.param_groups):  # torch's checkpoints step at 0 to make state
+            self._before = gate_weights(self.gated)
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         if self._before is None or not self._holds_gates(optimizer):
@@ -182,6 +192,12 @@ class BudgetController:
     def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint around the model, in backward
+        if recomputed and self._seen_forward:
+            return
+        if not recomputed:
+            self._seen_forward = True
+            self._ranks.look()
         first = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim), None)
         if first is not None:
             self._samples += first.shape[0]
@@ -189,8 +205,7 @@ class BudgetController:
     def _watch(self) -> None:
         gradient = gate_gradients(self.gated)
         samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            samples *= torch.distributed.get_world_size()
+        samples = self._ranks.total(self.gated, samples)
         useful = gradient is not None and bool(gradient.any()) and self.evidence.update(gradient, samples)
         self._silent = 0 if useful else self._silent + 1
         if self._silent == STALL:
@@ -219,7 +234,7 @@ class BudgetController:
         if exactly:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
-        return latent(scores, chosen)
+        return self._ranks.agree(gated, latent(scores, chosen))
 
     def _balance(self, gaps: Mapping[str, float]) -> None:
         """Several budgets: one that is more than met weighs less, so that the others need not overshoot it."""

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
 from tgfx.report import FLOPS_NOTE, render
+from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
 from tgfx.training.selection import Prices, all_open, close_worst, land, protected
@@ -60,6 +61,7 @@ def finish(
     they were.
     """
     wanted = Budget.of(budget, **shares)
+    refuse_sharded(gated, "finishing")
     prices = Prices(gated)
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())

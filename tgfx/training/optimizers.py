@@ -41,6 +41,15 @@ def check_optimizer(gated: GatedModule, optimizer: Optimizer) -> None:
         raise not_held(gated, missing)
 
 
+def check_gates_held(gated: GatedModule, optimizers: Iterable[Optimizer]) -> None:
+    """Raise OptimizerError if none of the optimizers holds the gates."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    gates = {id(gate.weight) for gate in gated.gates.values()}
+    missing = [name for name, p in gated.named_parameters() if id(p) in gates - held]
+    if missing:
+        raise not_held(gated, missing)
+
+
 def not_held(gated: nn.Module, missing: Iterable[str]) -> OptimizerError:
     missing = list(missing)
     gates = [name for name in missing if name.startswith(BANK)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from tgfx.sharding import like, whole
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -29,7 +31,7 @@ def set_gate_weights_(gated: GatedModule, values: Tensor) -> None:
     for name, gate in gated.gates.items():
         if name not in choices:
             own = values[_slots(gated, name).to(values.device)].to(gate.weight.dtype).reshape(gate.weight.shape)
-            gate.weight.copy_(_like(own, gate.weight))
+            gate.weight.copy_(like(own, gate.weight))
 
 
 def movable(gated: GatedModule) -> Tensor:
@@ -43,24 +45,11 @@ def movable(gated: GatedModule) -> Tensor:
 
 def _spread(gated: GatedModule, values: dict[str, Tensor], empty: float) -> Tensor:
     first = next(iter(gated.gates.values())).weight
-    whole = torch.full((gated.facts.coupling.slots,), empty, dtype=first.dtype, device=first.device)
+    spread = torch.full((gated.facts.coupling.slots,), empty, dtype=first.dtype, device=first.device)
     for name, value in values.items():
-        whole[_slots(gated, name).to(first.device)] = _whole(value).reshape(-1)
-    return whole
+        spread[_slots(gated, name).to(first.device)] = whole(value).reshape(-1)
+    return spread
 
 
 def _slots(gated: GatedModule, name: str) -> Tensor:
     return torch.from_numpy(gated.gate_slots(name))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    full = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
-
-
-def _like(values: Tensor, parameter: Any) -> Tensor:
-    if not hasattr(parameter, "full_tensor"):
-        return values
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(values, parameter.device_mesh, parameter.placements)

@@ -1,0 +1,161 @@
+"""GateCallback in real Lightning runs: budget, logs, checkpoints, mistakes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tgfx
+from tests.support import promises
+from tgfx.errors import InputError, MissingPackageError, OptimizerError
+
+lightning = pytest.importorskip("lightning", reason="lightning is an optional package")
+
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+from tgfx.lightning import GateCallback  # noqa: E402
+
+# Lightning's own remarks: few workers, a missing logger, torch's older names
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`.*"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 32, 3, padding=1)
+        self.norm = nn.BatchNorm2d(32)
+        self.second = nn.Conv2d(32, 32, 3, padding=1)
+        self.out = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        return self.out(torch.relu(self.second(x)).mean((2, 3)))
+
+
+class Task(lightning.LightningModule):
+    def __init__(self, net: nn.Module, parameters: Any = None) -> None:
+        super().__init__()
+        self.net = net
+        self.trained = parameters
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trained = tgfx.param_groups(self.net, lr=0.05) if self.trained is None else self.trained
+        return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+
+
+def loader() -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(48, 1, 6, 6, generator=generator)
+    return DataLoader(TensorDataset(x, torch.randint(0, 4, (48,), generator=generator)), batch_size=8)
+
+
+def gated_net() -> tgfx.GatedModule:
+    torch.manual_seed(0)
+    return tgfx.transform(Net(), torch.zeros(1, 1, 6, 6)).train()
+
+
+def trainer(callback: GateCallback, *more: Any, **options: Any) -> Any:
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", devices=1)
+    options = {"enable_checkpointing": False, "max_epochs": 5, **quiet, **options}
+    return lightning.Trainer(callbacks=[callback, *more], log_every_n_steps=1, **options)
+
+
+def test_meets_the_budget_and_logs() -> None:
+    gated, callback = gated_net(), GateCallback({"flops": 0.5})
+    run = trainer(callback)
+    run.fit(Task(gated), loader())
+    assert callback.controller is not None and callback.controller.taken == 30
+    assert callback.controller.schedule.steps == 30  # from the trainer
+    assert callback.controller.closed
+    logged = run.callback_metrics
+    assert {"ratio_flops", "target_flops", "channels", "phase"} <= set(logged)
+    assert float(logged["phase"]) == 3 and float(logged["target_flops"]) == 0.5
+    promises.budget_is_used_up(gated, "flops", 0.5)
+    assert float(logged["channels"]) == gated.open_slots().sum()
+    x = torch.randn(3, 1, 6, 6)
+    with torch.no_grad():
+        assert torch.allclose(tgfx.shrink(gated)(x), gated(x), atol=1e-5)
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    callback = GateCallback({"flops": 0.5})
+    trainer(callback, accumulate_grad_batches=3).fit(Task(gated_net()), loader())
+    assert callback.controller is not None and callback.controller.schedule.steps == 10
+    assert callback.controller.taken == 10 and callback.controller.phase == "hold"
+
+
+def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
+    gated = gated_net()
+    twin = copy.deepcopy(gated)
+    keep = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, filename="{epoch}")
+    trainer(GateCallback({"flops": 0.5}), keep, enable_checkpointing=True).fit(Task(gated), loader())
+    callback = GateCallback({"flops": 0.5})
+    trainer(callback).fit(Task(twin), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", weights_only=False)
+    assert callback.controller is not None and callback.controller.taken == 30
+    for (name, expected), found in zip(gated.state_dict().items(), twin.state_dict().values(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+def test_training_that_ends_early_lands_on_the_budget() -> None:
+    gated = gated_net()
+
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            trainer.should_stop = trainer.global_step >= 8
+
+    with pytest.warns(UserWarning, match="after 8 of 30 steps, in the close phase"):
+        trainer(GateCallback({"flops": 0.5}), Stop()).fit(Task(gated), loader())
+    promises.budget_is_used_up(gated, "flops", 0.5)
+
+
+def test_steps_of_the_user_go_beyond_one_fit() -> None:
+    gated, callback = gated_net(), GateCallback({"flops": 0.5}, steps=100)
+    trainer(callback, max_epochs=1).fit(Task(gated), loader())  # no warning: more is to come
+    assert callback.controller is not None and callback.controller.phase == "close"
+    assert gated.eval().ratio("flops").item() > 0.8
+
+
+def test_an_optimizer_without_the_gates() -> None:
+    gated = gated_net()
+    task = Task(gated, list(gated.get_submodule("first").parameters()))
+    with pytest.raises(OptimizerError, match="does not hold the gates"):
+        trainer(GateCallback({"flops": 0.5})).fit(task, loader())
+
+
+def test_no_gated_model_or_two() -> None:
+    with pytest.raises(InputError, match="exactly one gated model"):
+        trainer(GateCallback({"flops": 0.5})).fit(Task(Net(), list(Net().parameters())), loader())
+    task = Task(gated_net())
+    task.other = gated_net()
+    with pytest.raises(InputError, match="net, other"):
+        trainer(GateCallback({"flops": 0.5})).fit(task, loader())
+    callback = GateCallback({"flops": 0.5}, gated="net")
+    trainer(callback).fit(task, loader())
+    assert callback.controller is not None and callback.controller.gated is task.net
+
+
+def test_an_endless_trainer() -> None:
+    with pytest.raises(InputError, match="no end"):
+        trainer(GateCallback({"flops": 0.5}), max_epochs=-1).fit(Task(gated_net()), loader())
+
+
+def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.delitem(sys.modules, "tgfx.lightning")
+    with pytest.raises(MissingPackageError, match=r"pip install tgfx\[lightning\]"):
+        import tgfx.lightning  # noqa: F401
