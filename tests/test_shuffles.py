@@ -97,6 +97,32 @@ def test_look_up_exports_and_is_not_saved() -> None:
     torch.testing.assert_close(exported(x), gated(x), rtol=1e-5, atol=1e-6)
 
 
+def test_another_axis_that_is_split_on_the_way() -> None:
+    """Columns have channels too here, and are taken apart and put together while the rows' are shuffled."""
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.wide, self.narrow, self.b = (
+                nn.Conv2d(3, 6, 1),
+                nn.Linear(4, 6),
+                nn.Linear(6, 2),
+                nn.Conv2d(6, 2, 1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.wide(self.a(x)).unflatten(-1, (2, 3)).unflatten(1, (2, 3))
+            return self.b(self.narrow(y.transpose(1, 2).flatten(1, 2).flatten(-2)))
+
+    gated = tgfx.transform(Grid(), torch.randn(2, 3, 4, 4)).eval()
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"a": 6, "wide": 6}
+    x = torch.randn(3, 3, 5, 4)
+    for closed in ({"wide": [1]}, {"a": [4]}, {"a": [0, 3, 4], "wide": [1, 2, 3]}):
+        for name, gate in gated.gates.items():
+            gate.set_open_(~torch.isin(torch.arange(6), torch.tensor(closed.get(name, []))))
+        torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-5, atol=1e-6)
+
+
 def test_order_and_axis() -> None:
     (shuffle,) = found_in(lambda y: y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2))
     assert (shuffle.axis, shuffle.order) == (1, (0, 3, 1, 4, 2, 5))
