@@ -102,6 +102,23 @@ SPLITS = {
 }
 
 
+@pytest.mark.parametrize("pick", [lambda y: y[:, 2:3], lambda y: y.split((2, 1, 5), 1)[1], lambda y: y.narrow(1, 2, 1)])
+def test_a_channel_used_on_its_own_stays(pick) -> None:
+    """As FocalNet's gates: one channel is taken out and multiplied to all others."""
+
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.a(x)
+        return m.out(m.b(x) * pick(y)) + m.rest(y)
+
+    net = Net(run, a=conv(3, 8), b=conv(3, 6), out=conv(6, 2), rest=conv(8, 2))
+    gated = tgfx.transform(net, IMAGE).eval()
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"a": 7, "b": 6}
+    gated.gates["a"].set_open_(torch.arange(7) == 6)
+    gated.gates["b"].set_open_(torch.arange(6) < 2)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_unequal_parts_are_groups_of_their_own(split) -> None:
     def run(m: nn.Module, x: Tensor) -> Tensor:
