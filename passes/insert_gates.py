@@ -201,6 +201,8 @@ def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Nod
 
 
 _AFFINE = (("weight", None), ("bias", None), ("eps", 1e-5))
+_STATISTICS = (("running_mean", None), ("running_var", None))
+_UPDATE = (("training", False), ("momentum", 0.1), ("eps", 1e-5))
 _SPREAD = (("dim", None), ("correction", 1), ("keepdim", False))
 # operator -> its masked form, and the operator's arguments after the input with their defaults
 _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
@@ -210,6 +212,7 @@ _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
     "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), *_AFFINE)),
     "rms_norm": (masked.masked_rms_norm, (("normalized_shape", None), ("weight", None), ("eps", None))),
     "group_norm": (masked.masked_group_norm, (("num_groups", None), *_AFFINE)),
+    "batch_norm": (masked.masked_batch_norm, (*_STATISTICS, *_AFFINE[:2], *_UPDATE)),
 }
 
 

@@ -617,3 +617,25 @@ def test_blocks_are_blocks() -> None:
                 y = made.eval()(x)
                 wanted = (2, made.out, *(made.extent,) * d) if d else (2, made.extent, made.out)
                 assert tuple(y.shape) == wanted, (name, family, options)
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation, as in norm-free nets and BiT: each filter over its input channels and window."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, padding=self.padding)
+
+
+def test_standardised_weights_count_living_channels_only() -> None:
+    net = nn.Sequential(Standardised(3, 8, 3), nn.ReLU(), Standardised(8, 6, 3, padding=1), nn.ReLU(), conv(6, 2))
+    gated = tgfx.transform(net.eval(), IMAGE).eval()
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"0": 8, "2": 6}
+    x = torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(gated(x), net(x), rtol=1e-5, atol=1e-6)
+    gated.gates["0"].set_open_(torch.arange(8) % 3 > 0)
+    gated.gates["2"].set_open_(torch.arange(6) != 4)
+    compact = tgfx.shrink(gated)
+    assert compact.get_submodule("2").weight.shape == (5, 5, 3, 3)
+    torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
