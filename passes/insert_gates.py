@@ -215,6 +215,9 @@ _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
     "batch_norm": (masked.masked_batch_norm, (*_STATISTICS, *_AFFINE[:2], *_UPDATE)),
 }
 
+# where the ATen operator takes its arguments in another order than the function of torch.nn.functional
+_ATEN_ORDER = {"batch_norm": ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")}
+
 
 def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
     form, signature = _FORMS[op_name(copy)]
@@ -226,7 +229,9 @@ def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
     rest = list(copy.args[1:])
     if op_name(copy) in ("var", "std") and len(rest) > 1 and isinstance(rest[1], bool):
         rest[1] = 1 if rest[1] else 0  # the old spelling: unbiased
-    given.update(zip((name for name, _ in signature), rest, strict=False))
+    is_aten = isinstance(copy.target, torch._ops.OpOverload)
+    names = _ATEN_ORDER.get(op_name(copy)) if is_aten else None
+    given.update(zip(names or [name for name, _ in signature], rest, strict=False))
     given.pop("dtype", None)
     x = copy.args[0] if copy.args else given.pop("input")
     values = []

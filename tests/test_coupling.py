@@ -622,15 +622,30 @@ def test_blocks_are_blocks() -> None:
 class Standardised(nn.Conv2d):
     """Weight standardisation, as in norm-free nets and BiT: each filter over its input channels and window."""
 
+    def __init__(self, c_in: int, c_out: int, kernel: int, **options) -> None:
+        super().__init__(c_in, c_out, kernel, **options)
+        self.gain = nn.Parameter(torch.rand(c_out) + 0.5)
+
     def forward(self, x: Tensor) -> Tensor:
         flat = self.weight.reshape(1, self.out_channels, -1)
-        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        weight = F.batch_norm(flat, None, None, self.gain, training=True, momentum=0.0, eps=1e-6)
+        weight = weight.reshape_as(self.weight)
         return F.conv2d(x, weight, self.bias, padding=self.padding)
 
 
-def test_standardised_weights_count_living_channels_only() -> None:
-    net = nn.Sequential(Standardised(3, 8, 3), nn.ReLU(), Standardised(8, 6, 3, padding=1), nn.ReLU(), conv(6, 2))
-    gated = tgfx.transform(net.eval(), IMAGE).eval()
+class OnlyForExport(nn.Identity):
+    """Python that plain fx cannot follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[1] > 1 else -x
+
+
+@pytest.mark.parametrize(("front_end", "last"), [("fx", nn.Identity()), ("export", OnlyForExport())])
+def test_standardised_weights_count_living_channels_only(front_end: str, last: nn.Module) -> None:
+    filters = Standardised(3, 8, 3), nn.ReLU(), Standardised(8, 6, 3, padding=1), nn.ReLU()
+    net = nn.Sequential(*filters, conv(6, 2), last)
+    gated = tgfx.transform(net.eval(), torch.zeros(2, 3, 9, 9)).eval()
+    assert gated.facts.source.front_end == front_end
     assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"0": 8, "2": 6}
     x = torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(gated(x), net(x), rtol=1e-5, atol=1e-6)
