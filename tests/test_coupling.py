@@ -111,12 +111,12 @@ def test_a_channel_used_on_its_own_stays(pick) -> None:
         return m.out(m.b(x) * pick(y)) + m.rest(y)
 
     net = Net(run, a=conv(3, 8), b=conv(3, 6), out=conv(6, 2), rest=conv(8, 2))
-    gated = tgfx.transform(net, IMAGE).eval()
+    gated = tgfx.transform(net.double(), IMAGE.double()).eval()
     assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"a": 7, "b": 6}
     gated.gates["a"].set_open_(torch.arange(7) == 6)
     gated.gates["b"].set_open_(torch.arange(6) < 2)
-    x = torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-5, atol=1e-6)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
@@ -178,7 +178,7 @@ def test_channel_shuffle_ties_nothing(shuffle) -> None:
 def test_ragged_shuffle_is_one_look_up(shuffle, a: tuple, b: tuple) -> None:
     """Any choice of survivors is cut exactly, at other sizes too; where both groups keep the same, the chain stays."""
     run, layers = _shuffled_halves(shuffle)
-    gated = tgfx.transform(Net(run, **layers), IMAGE).eval()
+    gated = tgfx.transform(Net(run, **layers).double(), IMAGE.double()).eval()
     for name, kept in (("a", a), ("b", b)):
         gated.gates[name].set_open_(torch.isin(torch.arange(4), torch.tensor(kept)))
     compact = tgfx.shrink(gated)
@@ -187,8 +187,9 @@ def test_ragged_shuffle_is_one_look_up(shuffle, a: tuple, b: tuple) -> None:
     ]
     of_all = [index for index in look_ups if len(index) == len(a) + len(b)]  # y[:, ::2] may be one as well, of fewer
     assert len(of_all) == (a != b)
-    for x in (torch.randn(2, 3, 8, 8), torch.randn(3, 3, 5, 4)):
-        torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
+    for shape in ((2, 3, 8, 8), (3, 3, 5, 4)):
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)
 
 
 def test_shuffle_seen_by_others_stays_tied() -> None:
@@ -643,14 +644,14 @@ class OnlyForExport(nn.Identity):
 @pytest.mark.parametrize(("front_end", "last"), [("fx", nn.Identity()), ("export", OnlyForExport())])
 def test_standardised_weights_count_living_channels_only(front_end: str, last: nn.Module) -> None:
     filters = Standardised(3, 8, 3), nn.ReLU(), Standardised(8, 6, 3, padding=1), nn.ReLU()
-    net = nn.Sequential(*filters, conv(6, 2), last)
-    gated = tgfx.transform(net.eval(), torch.zeros(2, 3, 9, 9)).eval()
+    net = nn.Sequential(*filters, conv(6, 2), last).double().eval()
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    gated = tgfx.transform(net, x).eval()
     assert gated.facts.source.front_end == front_end
     assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"0": 8, "2": 6}
-    x = torch.randn(2, 3, 9, 9)
-    torch.testing.assert_close(gated(x), net(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gated(x), net(x), rtol=1e-9, atol=1e-11)
     gated.gates["0"].set_open_(torch.arange(8) % 3 > 0)
     gated.gates["2"].set_open_(torch.arange(6) != 4)
     compact = tgfx.shrink(gated)
     assert compact.get_submodule("2").weight.shape == (5, 5, 3, 3)
-    torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)
