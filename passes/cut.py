@@ -199,12 +199,12 @@ class _Surgeon:
 
     def _reordered(self, x: fx.Node, node: fx.Node, shuffle: Shuffle, values: dict[fx.Node, Any]) -> fx.Node:
         """x.index_select(...) in the place of the last node of a shuffle."""
-        before, after = self.kept(x, shuffle.axis), self.kept(node, shuffle.axis)
-        assert before is not None and after is not None, "a shuffle of which nothing is cut stays"
+        everything = list(range(len(shuffle.order)))  # where only another axis is cut, inside of the chain
+        before, after = (everything if (kept := self.kept(n, shuffle.axis)) is None else kept for n in (x, node))
         place = {position: index for index, position in enumerate(before)}
         index = self.constant([place[shuffle.order[position]] for position in after])
-        target = (values[x], shuffle.axis, index)
-        copy = self.graph.create_node("call_function", torch.index_select, target, name=node.name)
+        args = (values[x], shuffle.axis, index)
+        copy = self.graph.create_node("call_function", torch.index_select, args, name=node.name)
         copy.meta = dict(node.meta)
         return copy
 

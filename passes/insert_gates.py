@@ -219,6 +219,8 @@ def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Nod
 
 
 _AFFINE = (("weight", None), ("bias", None), ("eps", 1e-5))
+_STATISTICS = (("running_mean", None), ("running_var", None))
+_UPDATE = (("training", False), ("momentum", 0.1), ("eps", 1e-5))
 _SPREAD = (("dim", None), ("correction", 1), ("keepdim", False))
 # operator -> its masked form, and the operator's arguments after the input with their defaults
 _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
@@ -228,7 +230,11 @@ _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
     "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), *_AFFINE)),
     "rms_norm": (masked.masked_rms_norm, (("normalized_shape", None), ("weight", None), ("eps", None))),
     "group_norm": (masked.masked_group_norm, (("num_groups", None), *_AFFINE)),
+    "batch_norm": (masked.masked_batch_norm, (*_STATISTICS, *_AFFINE[:2], *_UPDATE)),
 }
+
+# where the ATen operator takes its arguments in another order than the function of torch.nn.functional
+_ATEN_ORDER = {"batch_norm": ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")}
 
 
 def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
@@ -241,7 +247,9 @@ def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
     rest = list(copy.args[1:])
     if op_name(copy) in ("var", "std") and len(rest) > 1 and isinstance(rest[1], bool):
         rest[1] = 1 if rest[1] else 0  # the old spelling: unbiased
-    given.update(zip((name for name, _ in signature), rest, strict=False))
+    is_aten = isinstance(copy.target, torch._ops.OpOverload)
+    names = _ATEN_ORDER.get(op_name(copy)) if is_aten else None
+    given.update(zip(names or [name for name, _ in signature], rest, strict=False))
     given.pop("dtype", None)
     x = copy.args[0] if copy.args else given.pop("input")
     values = []

@@ -102,6 +102,23 @@ SPLITS = {
 }
 
 
+@pytest.mark.parametrize("pick", [lambda y: y[:, 2:3], lambda y: y.split((2, 1, 5), 1)[1], lambda y: y.narrow(1, 2, 1)])
+def test_a_channel_used_on_its_own_stays(pick) -> None:
+    """As FocalNet's gates: one channel is taken out and multiplied to all others."""
+
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.a(x)
+        return m.out(m.b(x) * pick(y)) + m.rest(y)
+
+    net = Net(run, a=conv(3, 8), b=conv(3, 6), out=conv(6, 2), rest=conv(8, 2))
+    gated = tgfx.transform(net.double(), IMAGE.double()).eval()
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"a": 7, "b": 6}
+    gated.gates["a"].set_open_(torch.arange(7) == 6)
+    gated.gates["b"].set_open_(torch.arange(6) < 2)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_unequal_parts_are_groups_of_their_own(split) -> None:
     def run(m: nn.Module, x: Tensor) -> Tensor:
@@ -161,7 +178,7 @@ def test_channel_shuffle_ties_nothing(shuffle) -> None:
 def test_ragged_shuffle_is_one_look_up(shuffle, a: tuple, b: tuple) -> None:
     """Any choice of survivors is cut exactly, at other sizes too; where both groups keep the same, the chain stays."""
     run, layers = _shuffled_halves(shuffle)
-    gated = tgfx.transform(Net(run, **layers), IMAGE).eval()
+    gated = tgfx.transform(Net(run, **layers).double(), IMAGE.double()).eval()
     for name, kept in (("a", a), ("b", b)):
         gated.gates[name].set_open_(torch.isin(torch.arange(4), torch.tensor(kept)))
     compact = tgfx.shrink(gated)
@@ -170,8 +187,9 @@ def test_ragged_shuffle_is_one_look_up(shuffle, a: tuple, b: tuple) -> None:
     ]
     of_all = [index for index in look_ups if len(index) == len(a) + len(b)]  # y[:, ::2] may be one as well, of fewer
     assert len(of_all) == (a != b)
-    for x in (torch.randn(2, 3, 8, 8), torch.randn(3, 3, 5, 4)):
-        torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
+    for shape in ((2, 3, 8, 8), (3, 3, 5, 4)):
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)
 
 
 def test_shuffle_seen_by_others_stays_tied() -> None:
@@ -600,3 +618,40 @@ def test_blocks_are_blocks() -> None:
                 y = made.eval()(x)
                 wanted = (2, made.out, *(made.extent,) * d) if d else (2, made.extent, made.out)
                 assert tuple(y.shape) == wanted, (name, family, options)
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation, as in norm-free nets and BiT: each filter over its input channels and window."""
+
+    def __init__(self, c_in: int, c_out: int, kernel: int, **options) -> None:
+        super().__init__(c_in, c_out, kernel, **options)
+        self.gain = nn.Parameter(torch.rand(c_out) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, self.gain, training=True, momentum=0.0, eps=1e-6)
+        weight = weight.reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, padding=self.padding)
+
+
+class OnlyForExport(nn.Identity):
+    """Python that plain fx cannot follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[1] > 1 else -x
+
+
+@pytest.mark.parametrize(("front_end", "last"), [("fx", nn.Identity()), ("export", OnlyForExport())])
+def test_standardised_weights_count_living_channels_only(front_end: str, last: nn.Module) -> None:
+    filters = Standardised(3, 8, 3), nn.ReLU(), Standardised(8, 6, 3, padding=1), nn.ReLU()
+    net = nn.Sequential(*filters, conv(6, 2), last).double().eval()
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    gated = tgfx.transform(net, x).eval()
+    assert gated.facts.source.front_end == front_end
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"0": 8, "2": 6}
+    torch.testing.assert_close(gated(x), net(x), rtol=1e-9, atol=1e-11)
+    gated.gates["0"].set_open_(torch.arange(8) % 3 > 0)
+    gated.gates["2"].set_open_(torch.arange(6) != 4)
+    compact = tgfx.shrink(gated)
+    assert compact.get_submodule("2").weight.shape == (5, 5, 3, 3)
+    torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)

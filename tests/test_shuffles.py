@@ -51,13 +51,13 @@ def shuffle_net(groups: int = 3) -> nn.Module:
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.2, 0.2)
-    return net.eval()
+    return net.double().eval()
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("groups", [2, 3])
 def test_first_shufflenet_is_cut_exactly(groups: int, seed: int) -> None:
-    gated = tgfx.transform(shuffle_net(groups), torch.randn(1, 3, 16, 16)).eval()
+    gated = tgfx.transform(shuffle_net(groups), torch.randn(1, 3, 16, 16, dtype=torch.float64)).eval()
     assert [len(s.order) for s in gated.facts.channels.shuffles] == [18, 18]
     dice = torch.Generator().manual_seed(seed)
     for gate in gated.gates.values():
@@ -66,8 +66,8 @@ def test_first_shufflenet_is_cut_exactly(groups: int, seed: int) -> None:
         gate.set_open_(opened)
     compact = tgfx.shrink(gated)
     for shape in ((1, 3, 16, 16), (3, 3, 9, 20)):
-        x = torch.randn(shape, generator=dice)
-        torch.testing.assert_close(compact(x), gated(x), rtol=1e-5, atol=1e-6)
+        x = torch.randn(shape, generator=dice, dtype=torch.float64)
+        torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)
 
 
 class Moved(nn.Module):
@@ -82,19 +82,45 @@ class Moved(nn.Module):
 
 
 def found_in(move: Callable[[Tensor], Tensor]) -> tuple[Shuffle, ...]:
-    return tgfx.transform(Moved(move), torch.randn(2, 3, 4, 4)).facts.channels.shuffles
+    return tgfx.transform(Moved(move).double(), torch.randn(2, 3, 4, 4, dtype=torch.float64)).facts.channels.shuffles
 
 
 def test_look_up_exports_and_is_not_saved() -> None:
-    net = Moved(lambda y: y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)).eval()
-    gated = tgfx.transform(net, torch.randn(1, 3, 8, 8)).eval()
+    net = Moved(lambda y: y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)).double().eval()
+    gated = tgfx.transform(net, torch.randn(1, 3, 8, 8, dtype=torch.float64)).eval()
     gated.gates["a"].set_open_(torch.tensor([True, False, True, True, True, False]))
     compact = tgfx.shrink(gated)
     assert [node.op for node in compact.graph.nodes if node.target is torch.index_select] == ["call_function"]
     assert list(compact.state_dict()) == list(net.state_dict())
-    x = torch.randn(2, 3, 8, 8)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     exported = torch.export.export(compact, (x,)).module()
-    torch.testing.assert_close(exported(x), gated(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(exported(x), gated(x), rtol=1e-9, atol=1e-11)
+
+
+def test_another_axis_that_is_split_on_the_way() -> None:
+    """Columns have channels too here, and are taken apart and put together while the rows' are shuffled."""
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.wide, self.narrow, self.b = (
+                nn.Conv2d(3, 6, 1),
+                nn.Linear(4, 6),
+                nn.Linear(6, 2),
+                nn.Conv2d(6, 2, 1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.wide(self.a(x)).unflatten(-1, (2, 3)).unflatten(1, (2, 3))
+            return self.b(self.narrow(y.transpose(1, 2).flatten(1, 2).flatten(-2)))
+
+    gated = tgfx.transform(Grid().double(), torch.randn(2, 3, 4, 4, dtype=torch.float64)).eval()
+    assert {name: gate.weight.numel() for name, gate in gated.gates.items()} == {"a": 6, "wide": 6}
+    x = torch.randn(3, 3, 5, 4, dtype=torch.float64)
+    for closed in ({"wide": [1]}, {"a": [4]}, {"a": [0, 3, 4], "wide": [1, 2, 3]}):
+        for name, gate in gated.gates.items():
+            gate.set_open_(~torch.isin(torch.arange(6), torch.tensor(closed.get(name, []))))
+        torch.testing.assert_close(tgfx.shrink(gated)(x), gated(x), rtol=1e-9, atol=1e-11)
 
 
 def test_order_and_axis() -> None:

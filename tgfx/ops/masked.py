@@ -103,6 +103,27 @@ def masked_group_norm(
     return out if bias is None else out + bias.reshape(line)
 
 
+def masked_batch_norm(
+    x: Tensor,
+    gate: Tensor,
+    running_mean: None,
+    running_var: None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Without running statistics: normalise each entry of axis 1 over all other axes, living entries only."""
+    dims = [axis for axis in range(x.ndim) if axis != 1]
+    centred = x - _weighted_mean(x, gate, dims, True)
+    out = centred * torch.rsqrt(_weighted_mean(centred.square(), gate, dims, True) + eps)
+    line = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+    if weight is not None:
+        out = out * weight.reshape(line)
+    return out if bias is None else out + bias.reshape(line)
+
+
 # canonical operator or module name -> masked form exists
-MASKED_FUNCTIONS = {"mean", "var", "std", "layer_norm", "group_norm", "rms_norm"}
+MASKED_FUNCTIONS = {"mean", "var", "std", "layer_norm", "group_norm", "rms_norm", "batch_norm"}
 MASKED_MODULES = {"LayerNorm", "GroupNorm", "RMSNorm"}

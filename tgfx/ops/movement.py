@@ -39,10 +39,13 @@ def move(call: Call) -> None:
     moved: list[list[torch.Tensor]] = [[] for _ in outs]
     for layer in ids.layers:
         for into, part in zip(moved, _run(call, layer.expand(x.shape)), strict=True):
-            if part.numel():
-                into.append(squeezed(part))
+            part = squeezed(part)
+            if part.numel() > 1:
+                into.append(part)
+            elif part.numel():  # such a tensor would be gone as a whole; it may also be broadcast
+                rec.freeze(part, "is used on its own")
     for out, layers in zip(outs, moved, strict=True):
-        rec.give(out, [layer for layer in layers if layer.numel() > 1], like=x)
+        rec.give(out, layers, like=x)
     if call.name in SIZED:
         rec.sized([x, *outs])
 

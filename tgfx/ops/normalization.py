@@ -1,10 +1,13 @@
 """Normalisation: BatchNorm works channel by channel; LayerNorm and GroupNorm read channels together.
 
-LayerNorm and GroupNorm have an exact masked form (statistics over living channels only), so they are reads that
-ask for it. GroupNorm ties its groups like a grouped convolution: whole groups, or equal positions of all.
+So does a batch norm that standardises a weight: the other axes of the weight are channels too, and it has no running
+statistics. All three have an exact masked form (statistics over living channels only), so they are reads that ask for
+it. GroupNorm ties its groups like a grouped convolution: whole groups, or equal positions of all.
 """
 
 from __future__ import annotations
+
+import torch
 
 from tgfx.ops.registry import Call, register
 
@@ -18,8 +21,14 @@ BATCH = (
 @register(*BATCH)
 def batch_norm(call: Call) -> None:
     rec, x = call.rec, call.args[0]
+    across = []
     for layer in rec.ids(x).layers:
-        if layer.shape[1] == 1:
+        if layer.shape[1] > 1:
+            continue
+        if _without_memory(call) and sum(size > 1 for size in layer.shape) == 1:
+            rec.read("masked", layer, [x])
+            across.append(layer)
+        else:
             rec.freeze(layer, "is normalised over the batch and its positions")
     channel = rec.vector(x, 1)
     vectors = [t for t in call.tensors()[1:] if t.ndim == 1 and t.numel() == x.shape[1]]
@@ -29,12 +38,21 @@ def batch_norm(call: Call) -> None:
     shape = [1] * x.ndim
     shape[1] = -1
     for i, out in enumerate(call.outputs()):
-        if x.shape[1] == 1 or out.numel() == 0:
+        if out.numel() == 0:
             rec.give(out, [])
         elif i == 0:
-            rec.give(out, [channel.reshape(shape)])
+            rec.give(out, [*across, *([channel.reshape(shape)] if x.shape[1] > 1 else [])])
         else:
             rec.give(out, [channel] if out.ndim == 1 and out.numel() == x.shape[1] else [])
+
+
+def _without_memory(call: Call) -> bool:
+    """F.batch_norm(x, None, None, training=True): only what it sees counts, in train and eval mode."""
+    if call.name not in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"):
+        return False
+    flags = [arg for arg in call.args if isinstance(arg, bool)]
+    running = [arg for arg in call.args[3:5] if isinstance(arg, torch.Tensor)]
+    return flags[:1] == [True] and not running
 
 
 @register("native_layer_norm")
