@@ -147,7 +147,7 @@ class GatedModule(fx.GraphModule):
         """weight * sum over kinds of (rho - C / C_tot)^2 (paper eq. 8)."""
         if not budgets:
             raise BudgetError("no budget given", expected="e.g. budget_loss(flops=0.5)", found="nothing")
-        loss = torch.zeros((), device=self.bank.is_open().device)
+        loss = torch.zeros((), device=next(self.bank.parameters()).device)
         for kind, rho in budgets.items():
             _known_kind(kind)
             if not isinstance(rho, int | float) or isinstance(rho, bool) or not 0 < rho <= 1:
@@ -177,6 +177,7 @@ class GatedModule(fx.GraphModule):
             holder.__dict__[key] = self.__dict__[key]
         extra = {k: v for k, v in self.__dict__.items() if k not in holder.__dict__ and k not in _OWN}
         return {
+            "kind": type(self).__mro__[1],  # the class itself: fx derives one of its own for every instance
             "root": holder,
             "graph": pack_graph(self.graph),
             "source_root": _holder(source.module),
@@ -208,7 +209,7 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
     packed = state["training_graph"]
     training_graph = unpack_graph(packed) if packed is not None else None
     facts = replace(state["facts"], source=source)
-    gated = GatedModule(state["root"], unpack_graph(state["graph"]), facts, training_graph)
+    gated = state["kind"](state["root"], unpack_graph(state["graph"]), facts, training_graph)
     for key, value in state["extra"].items():
         if not hasattr(gated, key):
             setattr(gated, key, value)

@@ -23,10 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from tgfx._version import __version__
-from tgfx.errors import IgnoreError, InputError, PlanError
+from tgfx.errors import GranularityError, IgnoreError, InputError, PlanError
 from tgfx.gated import GatedModule
 from tgfx.shrinking import cut_to, shrink_slots
 from tgfx.transforming import transform
+from tgfx.weight.gated import WeightGatedModule
 
 FORMAT = 1
 PLAN, WEIGHTS = "plan.json", "weights.safetensors"
@@ -36,6 +37,13 @@ def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: i
     """Write the cut that `tgfx.shrink(gated)` makes. Written aside and moved into place: all of it or nothing."""
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model has a plan", expected="GatedModule", found=type(gated).__name__)
+    if isinstance(gated, WeightGatedModule):
+        raise GranularityError(
+            "a plan says which channels stay; here single weights are gated",
+            expected='a model gated with granularity="channel"',
+            found='granularity="weight"',
+            fix="tgfx.save_sparse(tgfx.shrink(gated), path) writes a small file",
+        )
     opened = shrink_slots(gated, round_to)
     compact = cut_to(gated, opened)
     plan = {

@@ -6,11 +6,10 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule
@@ -20,17 +19,22 @@ from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
-from tgfx.verify import first_difference
+from tgfx.verify import eval_mode, first_difference, like_parameter
+from tgfx.weight.gated import WeightGatedModule
+from tgfx.weight.shrinking import shrink_weights
 
 
 def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
     """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
 
     round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
-    the gated model on the example before it is returned (verify=False skips that).
+    the gated model on the example before it is returned (verify=False skips that). Of a model with gated weights nothing
+    gets smaller but the file (`tgfx.save_sparse`): closed weights are exactly zero.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+    if isinstance(gated, WeightGatedModule):
+        return shrink_weights(gated, round_to=round_to, verify=verify)
     return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
 
 
@@ -65,9 +69,9 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
-    with _gates_at(gated, opened), _eval_mode(gated), _eval_mode(compact):
+    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact):
         like = next(gated.parameters())
-        args, kwargs = torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
+        args, kwargs = torch.utils._pytree.tree_map(lambda v: like_parameter(v, like), (source.args, source.kwargs))
         expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
         try:
             found = tensors_in(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
@@ -77,7 +81,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
             cause = None
         if len(expected) == len(found) and all(map(close, expected, found)):
             return
-        inputs = [_like(value, like) for value in source.flat_inputs()]
+        inputs = [like_parameter(value, like) for value in source.flat_inputs()]
         place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs)
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
@@ -134,23 +138,6 @@ def _gates_at(gated: GatedModule, opened: np.ndarray) -> Iterator[None]:
     finally:
         for name, weight in saved.items():
             gated.gates[name].weight.data.copy_(weight)
-
-
-@contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, training in modes:
-            m.training = training
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
 
 
 def _has_module(module: nn.Module, name: str) -> bool:

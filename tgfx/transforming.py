@@ -49,12 +49,17 @@ def transform(
 ) -> GatedModule:
     """A gated copy of `model`; the model itself is left as it is.
 
+    granularity: "channel", or "weight" for a gate per entry of every weight of a convolution or fully-connected layer.
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
     what it takes. ignore: layers whose output channels stay (names, glob patterns, types, modules). strict: raise
     instead of keeping channels that meet something unknown.
     """
     _check_model(model, granularity, gate)
     ignored = _ignored_names(model, ignore)
+    if granularity == "weight":
+        from tgfx.weight.transforming import transform_weights  # which is built from the steps below
+
+        return transform_weights(model, example_inputs, gate=gate or GateSpec(), ignored=ignored, strict=strict)
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy.deepcopy(model)
@@ -63,7 +68,7 @@ def transform(
         reference = prepare(mine, args, kwargs)
         source = capture(mine, args, kwargs)
         channels = analyse_channels(source)
-        _check_capture(source, reference)
+        check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels)
@@ -79,7 +84,7 @@ def transform(
         spec = gate or GateSpec()
         generator = torch.Generator().manual_seed(0)
         bank = GateBank({g.name: spec.build(g.size, generator=generator) for g in coupling.groups})
-        root = _mirror(source.module, gated_graph.twins)
+        root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
         cost = build_cost(channels, coupling, _counted_parameters(source.module))
@@ -124,9 +129,11 @@ def _check_model(model: Any, granularity: Any, gate: Any) -> None:
         raise InputError(
             "gate cannot be used", expected='a tgfx.GateSpec, e.g. tgfx.GateSpec(shape="tanh")', found=repr(gate)
         )
-    if granularity != "channel":
+    if not isinstance(granularity, str) or granularity not in ("channel", "weight"):
         raise GranularityError(
-            f"granularity {granularity!r} is not available", expected='"channel"', found=repr(granularity)
+            f"granularity {granularity!r} is not available",
+            expected='one of "channel", "weight"',
+            found=repr(granularity),
         )
 
 
@@ -173,7 +180,7 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
                 channels.space.freeze(layer.numpy(), refusal)
 
 
-def _check_capture(source: Source, reference: list[Tensor]) -> None:
+def check_capture(source: Source, reference: list[Tensor]) -> None:
     found = tensors_in(source.result)
     same = len(found) == len(reference) and all(
         a.shape == b.shape and close(a, b) for a, b in zip(reference, found, strict=True)
@@ -211,7 +218,7 @@ def _nothing_to_gate(model: nn.Module, frozen: Sequence[Any]) -> NothingToGateEr
     )
 
 
-def _mirror(module: nn.Module, twins: dict[str, nn.Module]) -> nn.Module:
+def mirror(module: nn.Module, twins: dict[str, nn.Module]) -> nn.Module:
     """New containers around the very same layers, with gated twins in their places."""
 
     def rebuilt(old: nn.Module, path: str) -> nn.Module:
