@@ -34,7 +34,9 @@ PUBLIC = [
     "TrainableGate",
     "__version__",
     "load_plan",
+    "load_sparse",
     "save_plan",
+    "save_sparse",
     "shrink",
     "transform",
 ]

@@ -8,6 +8,7 @@ from tgfx.ir.refusal import Refusal
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
 from tgfx.shrinking import shrink
+from tgfx.sparse_file import load_sparse, save_sparse
 from tgfx.transforming import transform
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "TrainableGate",
     "__version__",
     "load_plan",
+    "load_sparse",
     "save_plan",
+    "save_sparse",
     "shrink",
     "transform",
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "NothingToGateError",
     "PassError",
     "PlanError",
+    "SparseFileError",
     "StrictError",
     "TgfxError",
     "VerificationError",
@@ -92,6 +93,10 @@ class EmptyGroupError(TgfxError, ValueError):
 
 class PlanError(TgfxError, ValueError):
     """A plan that belongs to another architecture, or a damaged file."""
+
+
+class SparseFileError(TgfxError, ValueError):
+    """A sparse model's file that is damaged, of another format, or of another model."""
 
 
 class AlreadyGatedError(TgfxError, TypeError):

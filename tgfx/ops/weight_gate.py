@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tgfx.gates import GateSettings
 
-BLOCK = 1 << 20  # entries that are worked on at a time
+BLOCK = 1 << 18  # entries that are worked on at a time: they stay in the cache
 
 
 def row_blocks(shape: torch.Size) -> Iterator[slice]:
