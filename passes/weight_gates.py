@@ -1,8 +1,8 @@
 """Transform: put a gate on whole weights, in a copy of the graph.
 
-    conv1(x)                 ->  lean_conv2d(g, x, g, conv1.bias, ...)     with g = gate_bank["conv1.weight"](conv1.weight)
-    linear(x, w)             ->  lean_linear(g, x, g)
-    w[:8]                    ->  g[:8]                                     a tied or sliced weight has one gate
+    conv1(x)      ->  g = gate_bank["conv1.weight"](conv1.weight);  lean_conv2d(g, x, g, conv1.bias, ...)
+    linear(x, w)  ->  lean_linear(g, x, g)
+    w[:8]         ->  g[:8]        a tied or sliced weight has one gate
 
 The gate of a weight is called once, just before the first reader.
 """

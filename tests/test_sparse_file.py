@@ -145,7 +145,14 @@ def test_saving_again_replaces_the_file(model: nn.Module, tmp_path: Path) -> Non
 
 def test_views_of_one_memory_are_told_apart(tmp_path: Path) -> None:
     whole = torch.randn(10, 10)
-    state = {"a": whole[:5], "b": whole[5:], "c": whole.t(), "d": whole, "empty": torch.zeros(0, 3), "n": torch.ones(())}
+    state = {
+        "a": whole[:5],
+        "b": whole[5:],
+        "c": whole.t(),
+        "d": whole,
+        "empty": torch.zeros(0, 3),
+        "n": torch.ones(()),
+    }
     back = tgfx.load_sparse(tgfx.save_sparse(state, tmp_path / "s"))
     assert all(same_bits(back[name], tensor) for name, tensor in state.items())
 

@@ -48,12 +48,14 @@ class GatedWeight(torch.autograd.Function):
         ctx.weight, ctx.latent, ctx.settings, ctx.owned = weight, latent, settings, owned
         ctx.versions = weight._version, latent._version
         ctx.set_materialize_grads(False)
-        out, sums = torch.empty_like(weight), []
+        out = torch.empty_like(weight)
+        # summed up in place: a small result kept from every block would pin the block's memory in a heap
+        total = torch.zeros((), dtype=torch.float64, device=latent.device)
         for rows in row_blocks(weight.shape):
             value = settings.trained(latent[rows])
-            sums.append(value.sum(dtype=torch.float64))
+            total += value.sum(dtype=torch.float64)
             torch.mul(weight[rows], value.to(weight.dtype), out=out[rows])
-        return out, torch.stack(sums).sum()
+        return out, total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, price: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -122,15 +124,13 @@ class OpenSum(torch.autograd.Function):
 
 def weighted_sum(latent: Tensor, function: Any, factor: Tensor) -> Tensor:
     """Sum of factor · function(v), in float64: exact for counts."""
-    sums = []
+    total = torch.zeros((), dtype=torch.float64, device=latent.device)
     with torch.no_grad():
         for rows in row_blocks(latent.shape):
             value = function(latent[rows])
-            if factor.numel() == 1:
-                sums.append(value.sum(dtype=torch.float64))
-            else:
-                sums.append((value * (factor[rows] if factor.shape[0] > 1 else factor)).sum(dtype=torch.float64))
-        total = torch.stack(sums).sum()
+            if factor.numel() > 1:
+                value = value * (factor[rows] if factor.shape[0] > 1 else factor)
+            total += value.sum(dtype=torch.float64)
         return total * factor.reshape(()) if factor.numel() == 1 else total
 
 

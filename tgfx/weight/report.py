@@ -93,7 +93,8 @@ def _explain(gated: WeightGatedModule, group: Group) -> str:
         flops = gated.facts.cost.whole("flops", group.name) / group.size
         lines = [
             f"{group.name}: one gate per entry, {opened:,} of {group.size:,} open.",
-            f"  an entry costs {flops:,.0f} FLOPs per sample" + ("" if len(_names(group)) == 1 else ", all uses together"),
+            f"  an entry costs {flops:,.0f} FLOPs per sample"
+            + ("" if len(_names(group)) == 1 else ", all uses together"),
         ]
     if len(_names(group)) > 1:
         lines.append("  tied: " + ", ".join(_names(group)))
