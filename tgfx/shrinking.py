@@ -28,8 +28,8 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
     """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
 
     round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
-    the gated model on the example before it is returned (verify=False skips that). Where single weights are gated, closed
-    ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
+    the gated model on the example before it is returned (verify=False skips that). Where single weights are gated,
+    closed ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
