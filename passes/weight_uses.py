@@ -62,7 +62,7 @@ def find_weights(source: Source) -> WeightUses:
             if source.training is not None:  # finds weights that only train mode uses; the price is that of eval
                 other, uses = dict(watch.other), {name: list(own) for name, own in watch.uses.items()}
                 watch.run(source.training)
-                unused = {name: [] for name in watch.uses if name not in uses}
+                unused: dict[str, list[WeightUse]] = {name: [] for name in watch.uses if name not in uses}
                 watch.other, watch.uses = other, uses | unused
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

@@ -26,7 +26,9 @@ DTYPES = [
 def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)) if a.numel() else (a, b)
+    if a.numel() == 0:
+        return True
+    left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(left, right)
 
 

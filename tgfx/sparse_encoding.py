@@ -11,6 +11,7 @@ delta4, delta8, delta16: before each entry that is not zero, how many zeros stan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +106,9 @@ def _pack_gaps(gaps: np.ndarray, width: int) -> np.ndarray:
     full = (1 << width) - 1
     again, rest = np.divmod(gaps, full)
     ends = np.cumsum(again + 1) - 1
-    units = np.full(int(ends[-1]) + 1 if len(ends) else 0, full, dtype=np.uint16 if width == 16 else np.uint8)
+    units: np.ndarray[Any, np.dtype[np.uint8 | np.uint16]] = np.full(
+        int(ends[-1]) + 1 if len(ends) else 0, full, dtype=np.uint16 if width == 16 else np.uint8
+    )
     units[ends] = rest
     if width == 16:
         return units.astype("<u2").view(np.uint8)

@@ -42,7 +42,7 @@ class WeightGatedModule(GatedModule):
     @property
     def gates(self) -> dict[str, WeightGate]:  # type: ignore[override]
         """Name of a weight -> its gates, in its shape."""
-        return self.bank.gates()
+        return self.bank.gates()  # type: ignore[return-value]
 
     @property
     def groups(self) -> Groups:
