@@ -47,9 +47,11 @@ PUBLIC = [
     "finish",
     "fit",
     "load_plan",
+    "load_sparse",
     "param_groups",
     "recalibrate",
     "save_plan",
+    "save_sparse",
     "shrink",
     "transform",
 ]

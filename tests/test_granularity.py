@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tgfx.errors import GranularityError
-from tgfx.granularity import BUILT, KNOWN, parse
+from tgfx.granularity import parse
 
 
 @pytest.mark.parametrize("given", ["channel", ("channel",), ["channel"], {"channel"}, ("channel", "channel")], ids=repr)
@@ -26,7 +26,7 @@ def test_unknown_names(given: Any) -> None:
     assert caught.value.found == repr(given)
 
 
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(BUILT)))
-def test_names_that_are_not_available(name: str) -> None:
-    with pytest.raises(GranularityError, match=f"'{name}' is not available"):
-        parse(("channel", name))
+def test_single_weights_stand_alone() -> None:
+    assert parse("weight") == parse(("weight",)) == {"weight"}
+    with pytest.raises(GranularityError, match="cannot be mixed"):
+        parse(("channel", "weight"))

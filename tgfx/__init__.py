@@ -11,6 +11,7 @@ from tgfx.ir.refusal import Refusal
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
 from tgfx.shrinking import shrink
+from tgfx.sparse_file import load_sparse, save_sparse
 from tgfx.training.controller import BudgetController
 from tgfx.training.finish import Finished, finish
 from tgfx.training.fit import FitResult, fit
@@ -39,9 +40,11 @@ __all__ = [
     "finish",
     "fit",
     "load_plan",
+    "load_sparse",
     "param_groups",
     "recalibrate",
     "save_plan",
+    "save_sparse",
     "shrink",
     "transform",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "OptimizerError",
     "PassError",
     "PlanError",
+    "SparseFileError",
     "StrictError",
     "TgfxError",
     "TrainingError",
@@ -103,6 +104,10 @@ class TrainingError(TgfxError, RuntimeError):
 
 class PlanError(TgfxError, ValueError):
     """A plan that belongs to another architecture, or a damaged file."""
+
+
+class SparseFileError(TgfxError, ValueError):
+    """A sparse model's file that is damaged, of another format, or of another model."""
 
 
 class AlreadyGatedError(TgfxError, TypeError):

@@ -259,6 +259,7 @@ class GatedModule(fx.GraphModule):
         root = holder(self)
         extra = {k: v for k, v in self.__dict__.items() if k not in root.__dict__ and k not in _OWN}
         return {
+            "kind": type(self).__mro__[1],  # the class itself: fx derives one of its own for every instance
             "root": root,
             "graph": pack_graph(self.graph),
             "source_root": holder(source.module),
@@ -304,7 +305,7 @@ def _from_state(state: dict[str, Any]) -> GatedModule:
     packed = state["training_graph"]
     training_graph = unpack_graph(packed) if packed is not None else None
     facts = replace(state["facts"], source=source)
-    gated = GatedModule(state["root"], unpack_graph(state["graph"]), facts, training_graph)
+    gated = state["kind"](state["root"], unpack_graph(state["graph"]), facts, training_graph)
     for key, value in state["extra"].items():
         if not hasattr(gated, key):
             setattr(gated, key, value)

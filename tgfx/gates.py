@@ -41,7 +41,7 @@ _SHAPES: dict[str, Elementwise] = {
     "tanh": _tanh_prime,
 }
 _BINARIES: dict[str, Elementwise] = {"step": _step}
-_INITS = ("constant", "random")
+_INITS = ("constant", "random", "magnitude")
 
 
 def binary_gate(weight: Tensor, binary: str | Elementwise = "step") -> Tensor:
@@ -95,7 +95,8 @@ class TrainableGate(nn.Module):
     `init="constant"` starts every weight at `init_value`; with the default of 1, and M an integer, s is
     exactly 0 and so TG exactly 1. `"random"` is the paper's "simple random" initialisation; the paper names
     no distribution, we draw uniformly from (0, `init_value`] so that every step gate starts open. A tensor,
-    or a callable from size to tensor, gives the weights themselves.
+    or a callable from size to tensor, gives the weights themselves. `"magnitude"` is for granularity "weight" only:
+    |w| over its mean times `init_value`, so that small weights close first.
     `shape` and `binary` may be lambdas, but the gate can then not be pickled.
     """
 
@@ -228,7 +229,7 @@ def _check_init(init: object, init_value: float) -> None:
     if not (isinstance(init, Tensor) or callable(init) or (isinstance(init, str) and init in _INITS)):
         expected = ", ".join(map(repr, _INITS)) + ", a tensor or a callable from size to tensor"
         raise InputError("unknown init", expected=expected, found=repr(init))
-    _check_number("init_value", init_value, positive=isinstance(init, str) and init == "random")
+    _check_number("init_value", init_value, positive=isinstance(init, str) and init != "constant")
 
 
 def _initial_weight(
@@ -239,6 +240,12 @@ def _initial_weight(
 ) -> Tensor:
     _check_init(init, init_value)
     if isinstance(init, str):
+        if init == "magnitude":
+            raise InputError(
+                'init="magnitude" starts a gate from its weight, and this gate has none',
+                expected='a gate per weight: tgfx.transform(model, granularity="weight")',
+                found="gates of channels, or a bare TrainableGate",
+            )
         if init == "constant":
             return torch.full((size,), float(init_value))
         device = None if generator is None else generator.device

@@ -8,21 +8,15 @@ from typing import Any
 from tgfx.errors import GranularityError
 
 KNOWN = ("channel", "head", "layer", "weight")
-BUILT = ("channel", "head", "layer")
 _ALONE = "weight"  # a mask over single weights leaves no structure that could be removed along with it
 
 
 def parse(granularity: Any) -> frozenset[str]:
     """One name or several, e.g. "channel" or ("channel", "layer"), as a set."""
     names = [granularity] if isinstance(granularity, str) else _listed(granularity)
-    expected = " and ".join(f'"{name}"' for name in BUILT) + ", one or several"
+    expected = ", ".join(f'"{name}"' for name in KNOWN) + "; several in a tuple"
     if not names or any(name not in KNOWN for name in names):
         raise GranularityError(f"unknown granularity {granularity!r}", expected=expected, found=repr(granularity))
-    missing = [name for name in names if name not in BUILT]
-    if missing:
-        raise GranularityError(
-            f"granularity {missing[0]!r} is not available", expected=expected, found=repr(granularity)
-        )
     if _ALONE in names and len(set(names)) > 1:
         raise GranularityError(
             f"granularity {_ALONE!r} cannot be mixed with others", expected=f'"{_ALONE}" alone', found=repr(granularity)

@@ -28,6 +28,7 @@ from tgfx.gated import GatedModule
 from tgfx.granularity import parse
 from tgfx.shrinking import cut_to, shrink_slots
 from tgfx.transforming import transform
+from tgfx.weight.gated import WeightGatedModule
 
 FORMAT = 2
 READABLE = (1, FORMAT)  # format 1 knew channels only
@@ -38,6 +39,13 @@ def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: i
     """Write the cut that `tgfx.shrink(gated)` makes. Written aside and moved into place: all of it or nothing."""
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model has a plan", expected="GatedModule", found=type(gated).__name__)
+    if isinstance(gated, WeightGatedModule):
+        raise GranularityError(
+            "a plan says which channels stay; here single weights are gated",
+            expected='a model gated with granularity="channel"',
+            found='granularity="weight"',
+            fix="tgfx.save_sparse(tgfx.shrink(gated), path) writes a small file",
+        )
     opened = shrink_slots(gated, round_to)
     compact = cut_to(gated, opened)
     plan = {
@@ -113,6 +121,9 @@ def load_plan(folder: str | os.PathLike[str], model: nn.Module, example_inputs: 
 
 def fingerprint(gated: GatedModule) -> str:
     """Parameters with shapes, and groups with members: equal for equal architectures only."""
+    if isinstance(gated, WeightGatedModule):
+        shapes = sorted((name, list(shape)) for name, shape in gated.facts.cost.shapes.items())
+        return hashlib.sha256(json.dumps(["weight", shapes]).encode()).hexdigest()
     named = [*gated.facts.channels.params.items(), *gated.facts.channels.buffers.items()]
     shapes = sorted((name, list(ids.shape)) for name, ids in named)
     groups = [

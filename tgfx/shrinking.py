@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from tgfx.capture.parametrized import parametrised_tensors
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
@@ -24,17 +24,22 @@ from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
 from tgfx.sharding import refuse_sharded
-from tgfx.verify import first_difference
+from tgfx.verify import eval_mode, first_difference, like_parameter
+from tgfx.weight.gated import WeightGatedModule
+from tgfx.weight.shrinking import shrink_weights
 
 
 def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
     """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
 
     round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
-    the gated model on the example before it is returned (verify=False skips that).
+    the gated model on the example before it is returned (verify=False skips that). Where single weights are gated,
+    closed ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+    if isinstance(gated, WeightGatedModule):
+        return shrink_weights(gated, round_to=round_to, verify=verify)
     return cut_to(gated, shrink_slots(gated, round_to), verify=verify)
 
 
@@ -82,7 +87,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
             cause = None
         if len(expected) == len(found) and all(map(close, expected, found)):
             return
-        inputs = [_like(value, next(gated.parameters())) for value in source.flat_inputs()]
+        inputs = [like_parameter(value, next(gated.parameters())) for value in source.flat_inputs()]
         place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs, present(gated))
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
@@ -171,24 +176,7 @@ def _unwrapped(gated: GatedModule) -> Iterator[None]:
             gated.__dict__["forward"] = wrapper
 
 
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, training in modes:
-            m.training = training
-
-
 def example_like(gated: GatedModule) -> Any:
     """The example's arguments, on the model's device and in its precision."""
     source, like = gated.facts.source, next(gated.parameters())
-    return torch.utils._pytree.tree_map(lambda v: _like(v, like), (source.args, source.kwargs))
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
+    return torch.utils._pytree.tree_map(lambda v: like_parameter(v, like), (source.args, source.kwargs))

@@ -62,14 +62,18 @@ def transform(
 
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
     what it takes. granularity: what gates decide on: "channel", "head" (of attentions), "layer" (a residual branch as a
-    whole), or several in a tuple, where heads come before channels inside of attentions; a model that holds a
-    tgfx.Choice gets the gates of its alternatives in any case. ignore: layers whose output
-    channels stay, and with them the branch that they are in (names, glob patterns, types, modules). strict: raise
-    instead of keeping what meets something unknown.
+    whole), or several in a tuple, where heads come before channels inside of attentions; or "weight", each entry of the
+    weights of convolutions and fully-connected layers. A model that holds a tgfx.Choice gets the gates of its
+    alternatives in any case. ignore: layers whose output channels stay, and with them the branch that they are in
+    (names, glob patterns, types, modules). strict: raise instead of keeping what meets something unknown.
     """
     _check_model(model, gate)
     granularities = parse(granularity)
     ignored = _ignored_names(model, ignore)
+    if "weight" in granularities:
+        from tgfx.weight.transforming import transform_weights  # which is built from the steps below
+
+        return transform_weights(model, example_inputs, gate=gate or GateSpec(), ignored=ignored, strict=strict)
     with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = _copied(model)
@@ -83,7 +87,7 @@ def transform(
         if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
             reference = tensors_in(mine(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
         channels = analyse_channels(source, find_heads(source) if "head" in granularities else None)
-        _check_capture(source, reference)
+        check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
@@ -206,7 +210,7 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
                 channels.space.freeze(layer.numpy(), refusal)
 
 
-def _check_capture(source: Source, reference: list[Tensor]) -> None:
+def check_capture(source: Source, reference: list[Tensor]) -> None:
     found = tensors_in(source.result)
     same = len(found) == len(reference) and all(
         a.shape == b.shape and close(a, b) for a, b in zip(reference, found, strict=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
@@ -61,3 +63,20 @@ def _gathered(tensor: Tensor, kept: list[np.ndarray | None]) -> Tensor:
         if positions is not None and axis < tensor.ndim and tensor.shape[axis] > int(positions.max(initial=0)):
             tensor = tensor.index_select(axis, torch.from_numpy(positions))
     return tensor
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def like_parameter(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)

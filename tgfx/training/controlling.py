@@ -10,6 +10,8 @@ from tgfx.gated import GatedModule
 from tgfx.training.controller import BudgetController, check_feasible
 from tgfx.training.schedule import Schedule
 from tgfx.training.settings import Settings
+from tgfx.training.weight_controller import WeightController, check_weight_budget
+from tgfx.weight.gated import WeightGatedModule
 
 
 @contextmanager
@@ -24,7 +26,8 @@ def controlled(
         gated.controller.close()
     gated.__dict__["_controller"] = None
     if settings.budget is not None and settings.rule == "paper":
-        check_feasible(gated, settings.budget)
+        check = check_weight_budget if isinstance(gated, WeightGatedModule) else check_feasible
+        check(gated, settings.budget)
     if settings.budget is None or settings.rule == "paper":
         yield None
         return
@@ -33,8 +36,8 @@ def controlled(
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)
         )
-    controller = BudgetController(gated, settings.budget, schedule=schedule)
-    gated.__dict__["_controller"] = controller
+    kind = WeightController if isinstance(gated, WeightGatedModule) else BudgetController
+    controller = gated.attach(kind(gated, settings.budget, schedule=schedule))
     try:
         yield controller
     finally:

@@ -18,6 +18,9 @@ from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
 from tgfx.training.selection import Prices, all_open, close_worst, land, protected
 from tgfx.training.vectors import gate_weights, set_gate_weights_
+from tgfx.training.weight_controller import check_weight_budget, shift_to_
+from tgfx.verify import eval_mode
+from tgfx.weight.gated import WeightGatedModule
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -62,6 +65,8 @@ def finish(
     """
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
+    if isinstance(gated, WeightGatedModule):
+        return _finish_weights(gated, wanted, round_to, verify)
     prices = Prices(gated)
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())
@@ -82,6 +87,23 @@ def finish(
     gone = gated._gone()
     after = {kind: prices.cost(kind, chosen, gone) for kind in before}  # gated.cost is not quite that in train mode
     return Finished(model, wanted, before, after, moved)
+
+
+def _finish_weights(gated: WeightGatedModule, wanted: Budget, round_to: int | None, verify: bool) -> Finished:
+    check_weight_budget(gated, wanted)
+    before = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
+    opened = {name: gate.is_open() for name, gate in gated.gates.items()}
+    try:
+        shift_to_(gated, wanted)
+        model = shrink(gated, round_to=round_to, verify=verify)
+    except BaseException:
+        for name, gate in gated.gates.items():
+            gate.weight.data.copy_(before[name])
+        raise
+    moved = sum(int((opened[name] != gate.is_open()).sum()) for name, gate in gated.gates.items())
+    with eval_mode(gated):  # exactly 0 or 1 only there
+        after = {kind: gated.cost(kind).item() for kind in gated.kinds}
+    return Finished(model, wanted, {kind: gated.total(kind) for kind in gated.kinds}, after, moved)
 
 
 def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:

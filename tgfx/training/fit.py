@@ -33,6 +33,7 @@ from tgfx.training.run import Run, Stopped, Validate
 from tgfx.training.schedule import Schedule
 from tgfx.training.settings import Rule, Settings
 from tgfx.training.stepping import Stepper
+from tgfx.training.tally import gate_count
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def fit(
             run.restore(run.checkpoints.load() if resume else None)
         if log is not None:
             run.logs = stack.enter_context(closing(Logs(log, run.history, step=run.step)))
-        stopped = run.go(display(progress, total, run.step, gated.facts.coupling.slots))
+        stopped = run.go(display(progress, total, run.step, gate_count(gated)))
         where = None if checkpoint is None else Path(checkpoint)
         return FitResult(stopped, run.step, run.seconds, run.ratios(), run.history, where)
 

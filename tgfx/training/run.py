@@ -24,9 +24,9 @@ from tgfx.training.logs import Logs
 from tgfx.training.modes import modes_kept, training_mode_
 from tgfx.training.progress import Display
 from tgfx.training.recalibrate import recalibrate
-from tgfx.training.selection import Prices
 from tgfx.training.settings import Settings
 from tgfx.training.stepping import Stepper
+from tgfx.training.tally import exact_ratios, open_counts
 
 Validate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "interrupted"]
@@ -55,7 +55,7 @@ class Run:
     _began: float = field(default_factory=time.perf_counter, init=False)
 
     def __post_init__(self) -> None:
-        self.history = History(list(self.gated.gates))
+        self.history = History([group.name for group in self.gated.groups if group.frozen is None])
 
     # -- the loop -------------------------------------------------------------------------------------------
 
@@ -148,21 +148,18 @@ class Run:
         targets = self.settings.budget or {} if self.controller is None else self.controller.targets
         for kind, target in targets.items():
             row[f"target_{kind}"] = target
-        row["open"] = int(self.gated.open_slots().sum())
+        row["open"] = sum(open_counts(self.gated))
         return row
 
     def _keep(self, row: dict[str, Value]) -> None:
-        opened = self.gated.open_slots()
-        groups = self.gated.facts.coupling.groups
-        self.history.add(row, [int(opened[g.start : g.start + g.size].sum()) for g in groups])
+        self.history.add(row, open_counts(self.gated))
         self._losses.clear()
         if self.logs is not None:
             self.logs.add(row)
 
     def ratios(self) -> dict[str, float]:
         """At gates of exactly 0 or 1."""
-        opened, prices = torch.from_numpy(self.gated.open_slots()), Prices(self.gated)
-        return {kind: prices.ratio(kind, opened) for kind in self.settings.budget or ("flops",)}
+        return exact_ratios(self.gated, self.settings.budget or ("flops",))
 
     @property
     def seconds(self) -> float:
