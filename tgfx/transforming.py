@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
-from tgfx.capture import capture, example_inputs_for, prepare
+from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.errors import (
     AlreadyGatedError,
     GranularityError,
@@ -57,7 +56,7 @@ def transform(
     ignored = _ignored_names(model, ignore)
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
-        mine = copy.deepcopy(model)
+        mine = copy_model(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
         reference = prepare(mine, args, kwargs)
