@@ -17,6 +17,7 @@ from tgfx.errors import BudgetError, InputError
 from tgfx.gates import TrainableGate
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import Source
 from tgfx.passes.cost import KINDS, CostModel
 from tgfx.passes.couple import Coupling, Groups
@@ -40,7 +41,7 @@ class Facts:
     ignored: tuple[str, ...] = ()
 
 
-class GatedModule(fx.GraphModule):
+class GatedModule(LazyGraphModule):
     """Runs like the model it was made from; its gates are trained along and decide what `tgfx.shrink` cuts."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts, training_graph: fx.Graph | None = None) -> None:
@@ -56,8 +57,12 @@ class GatedModule(fx.GraphModule):
         self.training = root.training
         self.facts = facts
         self.training_graph = training_graph
-        if training_graph is not None:
-            self._switch_by_mode(training_graph)
+
+    def _write_code(self) -> None:
+        written = "forward" in type(self).__dict__
+        super()._write_code()
+        if not written and self.training_graph is not None:
+            self._switch_by_mode(self.training_graph)
 
     def _switch_by_mode(self, training_graph: fx.Graph) -> None:
         """In train mode run the train-mode graph, over the same layers."""
@@ -199,7 +204,7 @@ def _holder(module: nn.Module) -> nn.Module:
 
 
 def _from_state(state: dict[str, Any]) -> GatedModule:
-    source_module = fx.GraphModule(state["source_root"], unpack_graph(state["source_graph"]))
+    source_module = LazyGraphModule(state["source_root"], unpack_graph(state["source_graph"]))
     for table in ("_modules", "_parameters", "_buffers"):
         source_module.__dict__[table].update(state["source_root"].__dict__[table])
     source_module._non_persistent_buffers_set = set(state["source_root"]._non_persistent_buffers_set)

@@ -22,6 +22,7 @@ from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
 from tgfx.ir.compare import close
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, tensors_in
 
@@ -99,7 +100,7 @@ def _copied(module: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
     result = graph.graph_copy(module.graph, {})
     graph.output(result)
     graph._codegen = module.graph._codegen
-    return fx.GraphModule(model, graph, class_name=type(model).__name__)
+    return LazyGraphModule(model, graph, class_name=type(model).__name__)
 
 
 def _captured_again(

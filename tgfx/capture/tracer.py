@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import is_machinery
 
 _TRANSFORMER = (
@@ -154,7 +155,7 @@ def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_w
         raise TracingFailed(tracer.path[-1] if tracer.path else "", error) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-    return fx.GraphModule(root, graph, class_name=type(root).__name__)
+    return LazyGraphModule(root, graph, class_name=type(root).__name__)
 
 
 class TracingFailed(Exception):
