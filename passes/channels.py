@@ -19,6 +19,7 @@ from tgfx.capture.tracer import has_state
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
 from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
@@ -31,9 +32,13 @@ from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
 
 
-def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
-    """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen."""
+def analyse_channels(source: Source, *, head_first: bool = False, remembered: Remembered | None = None) -> ChannelMap:
+    """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen.
+
+    `remembered`: what costly operators gave in an earlier run of the same model, so as not to run them again.
+    """
     recorder = ChannelRecorder(source, head_first=head_first)
+    recorder.remembered = remembered or Remembered()
     others = [ChannelRecorder(source.training, head_first=head_first, like=recorder)] if source.training else []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -42,6 +47,7 @@ def analyse_channels(source: Source, *, head_first: bool = False) -> ChannelMap:
         with torch.no_grad():
             for one in (recorder, *others):
                 one.run_example()
+                recorder.remembered.clear()
             settle([recorder, *others])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
@@ -72,6 +78,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
+        self.remembered = Remembered()
         if like is None:
             self._own_parameters()
         else:  # another graph over the same tensors
@@ -360,8 +367,12 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.recorder = recorder
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs more than the call
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self.recorder.remembered.call(func, args, kwargs or {})
         self.recorder.observe(func, args, kwargs or {}, out)
         return out
 

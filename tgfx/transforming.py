@@ -26,6 +26,7 @@ from tgfx.gates import GateSpec
 from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, tensors_in
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
@@ -59,9 +60,10 @@ def transform(
         mine = copy_model(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
-        reference = prepare(mine, args, kwargs)
+        remembered = Remembered()
+        reference = prepare(mine, args, kwargs, remembered)
         source = capture(mine, args, kwargs)
-        channels = analyse_channels(source)
+        channels = analyse_channels(source, remembered=remembered)
         _check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
