@@ -8,6 +8,7 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tgfx.capture.tracer import has_state
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
 from tgfx.ir.ids import IdSpace, distinct_along
 from tgfx.ir.refusal import Refusal
@@ -23,7 +23,7 @@ from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
-from tgfx.ops.modules import is_lowerable, is_resizable_module
+from tgfx.ops.modules import has_state, is_lowerable, is_resizable_module
 from tgfx.ops.naming import is_torch_function, op_name
 from tgfx.ops.pointwise import pointwise
 from tgfx.ops.registry import Call
@@ -78,6 +78,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
+        self._modules: dict[str, nn.Module] = {}
         self.remembered = Remembered()
         if like is None:
             self._own_parameters()
@@ -166,7 +167,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def _settle_reads(self, n: fx.Node) -> None:
         for kind, layer, operands in self._pending:
-            if bool((self.space.find(layer.numpy()) == 0).all()):
+            if self.space.all_frozen(layer.numpy()):
                 continue
             if kind == "masked" and self._has_masked_form(n):  # the masked form works on the node's own input
                 operands = tensors_in(self.env[n.all_input_nodes[0]])[:1]
@@ -194,12 +195,13 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         if known is None:
             return None
         wanted = layer.numpy()
-        for own in known.layers:
-            if np.isin(wanted, own.reshape(-1).numpy()).all():
+        lines = [own.reshape(-1).numpy() for own in known.layers]
+        for own, line in zip(known.layers, lines, strict=True):
+            if _all_in(wanted, line):
                 return own
-        roots = np.unique(self.space.find(wanted))
-        for own in known.layers:
-            if np.isin(roots, self.space.find(own.reshape(-1).numpy())).all():
+        roots = self.space.find(wanted)
+        for own, line in zip(known.layers, lines, strict=True):
+            if _all_in(roots, self.space.find(line)):
                 return own
         return None
 
@@ -312,10 +314,13 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _module(self, n: fx.Node) -> nn.Module:
-        return self.source.module.get_submodule(str(n.target))
+        path = str(n.target)
+        if path not in self._modules:
+            self._modules[path] = self.source.module.get_submodule(path)
+        return self._modules[path]
 
     def _op_of(self, n: fx.Node) -> str:
-        return op_name(n, self.source.module)
+        return type(self._module(n)).__name__ if n.op == "call_module" else op_name(n)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One ATen call happened: let its family's rule speak."""
@@ -377,6 +382,16 @@ class _Watch(TorchDispatchMode):
         return out
 
 
+def _all_in(wanted: np.ndarray, line: np.ndarray) -> bool:
+    """Whether all wanted ids are on the line; mostly it is the very same line, or another range of ids."""
+    if wanted.shape == line.shape and (wanted == line).all():
+        return True
+    if wanted.max() < line.min() or wanted.min() > line.max():
+        return False
+    return bool(np.isin(wanted, line).all())
+
+
+@cache
 def _is_pointwise(func: Any, name: str, bare: str) -> bool:
     if torch.Tag.pointwise in func.tags:
         return True

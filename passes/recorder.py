@@ -47,7 +47,7 @@ class RuleRecorder:
     def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
         origin = self.origin(like) if like is not None else None
         # a layer that is frozen throughout says as much as none
-        living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
+        living = tuple(x for x in layers if x.numel() > 1 and not self.space.all_frozen(x.numpy()))
         known = TensorIds(tuple(tensor.shape), living)
         if id(tensor) in self._owned:  # a parameter written in place keeps the ids it has
             return
@@ -86,7 +86,7 @@ class RuleRecorder:
             if layer.shape[axis] > 1:
                 if layer.numel() > layer.shape[axis]:
                     layer = self.line(layer, axis)
-                if not self.space.is_frozen(layer.numpy()).all():
+                if not self.space.all_frozen(layer.numpy()):
                     on_axis.append(layer)
             settled.append(layer)
         if any(a is not b for a, b in zip(settled, known.layers, strict=True)):

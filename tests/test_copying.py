@@ -85,6 +85,19 @@ def test_equals_deepcopy(make) -> None:
     assert not mine & {t.data_ptr() for t in (*found.parameters(), *found.buffers())}
 
 
+def test_plain_layers_need_no_deepcopy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def deepcopy(value: object, memo: dict) -> object:
+        asked.append(type(value))
+        return real(value, memo)
+
+    real = copy.deepcopy
+    monkeypatch.setattr(copy, "deepcopy", deepcopy)
+    copy_model(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Sequential(nn.Linear(2, 2))))
+    assert set(asked) <= {nn.Parameter, set}
+
+
 def test_own_deepcopy_is_asked() -> None:
     model = nn.Sequential(OwnCopy(), nn.ReLU())
     assert copy_model(model)[0].copied

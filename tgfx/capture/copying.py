@@ -60,7 +60,7 @@ def _is_plain(kind: type[nn.Module]) -> bool:
     return (
         kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
-        and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and kind.__getstate__ in (nn.Module.__getstate__, getattr(object, "__getstate__", None))
         and kind.__new__ is object.__new__
         and not hasattr(kind, "__deepcopy__")
         and not hasattr(kind, "__getnewargs__")
@@ -78,7 +78,8 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 def _module(module: nn.Module, memo: Memo) -> nn.Module:
     twin = memo[id(module)] = object.__new__(type(module))
-    twin.__setstate__(_table(module.__dict__, memo))
+    # the state is a table of the moment: its own id must not get into the memo
+    twin.__setstate__({key: _copy(value, memo) for key, value in module.__getstate__().items()})
     return twin
 
 

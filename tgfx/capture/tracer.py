@@ -16,6 +16,7 @@ from torch.fx import _symbolic_trace
 from tgfx.capture.attention import is_plain_attention, multihead_attention
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import is_machinery
+from tgfx.ops.modules import has_state
 
 _TRANSFORMER = (
     nn.TransformerEncoderLayer,
@@ -95,7 +96,7 @@ class GateTracer(fx.Tracer):
         return node
 
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
-        if qualified_name in self.opaque or acts_on_mode(type(m), has_state(m)):
+        if qualified_name in self.opaque or acts_on_mode(m):
             return True
         if isinstance(m, _TRANSFORMER) or is_plain_attention(m):
             return False
@@ -127,10 +128,6 @@ class GateTracer(fx.Tracer):
         self.submodule_paths = {module: path for path, module in self.root.named_modules()}
 
 
-def has_state(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
 @cache
 def _mentions_training(kind: type) -> bool:
     try:
@@ -139,9 +136,10 @@ def _mentions_training(kind: type) -> bool:
         return False
 
 
-def acts_on_mode(kind: type, stateful: bool) -> bool:
+def acts_on_mode(module: nn.Module) -> bool:
     """A layer without tensors whose code asks for the mode (drop path, own dropouts) is called as it is."""
-    return not stateful and not kind.__module__.startswith("torch.nn") and _mentions_training(kind)
+    kind = type(module)
+    return not kind.__module__.startswith("torch.nn") and _mentions_training(kind) and not has_state(module)
 
 
 def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:

@@ -44,18 +44,21 @@ class IdSpace:
 
     def find(self, ids: np.ndarray) -> np.ndarray:
         """The representative of each id (the smallest id of its atom)."""
-        roots = self._parent[ids]
+        parent = self._parent
+        first = roots = parent[ids]
         while True:
-            above = self._parent[roots]
-            if np.array_equal(above, roots):
+            above = parent[roots]
+            if (above == roots).all():
                 break
             roots = above
-        self._parent[ids] = roots
+        if roots is not first:
+            parent[ids] = roots
         return roots
 
     def unite(self, a: np.ndarray, b: np.ndarray, place: Refusal | None = None) -> bool:
         """Make aligned entries of `a` and `b` one atom; says whether anything changed."""
-        a, b = np.broadcast_arrays(a, b)
+        if a.shape != b.shape:
+            a, b = np.broadcast_arrays(a, b)
         a, b = a.reshape(-1), b.reshape(-1)
         if a.size == 0:
             return False
@@ -85,6 +88,16 @@ class IdSpace:
 
     def is_frozen(self, ids: np.ndarray) -> np.ndarray:
         return self.find(ids) == FROZEN
+
+    def all_frozen(self, ids: np.ndarray) -> bool:
+        """Whether all of these are kept; mostly the first of them says no."""
+        if ids.size:
+            root = ids.item(0)
+            while (above := self._parent.item(root)) != root:
+                root = above
+            if root != FROZEN:
+                return False
+        return bool(self.is_frozen(ids).all())
 
     def owner_indices(self, ids: np.ndarray) -> np.ndarray:
         return self._owner[ids]

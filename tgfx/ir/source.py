@@ -14,6 +14,10 @@ from tgfx.ir.refusal import Refusal
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors of a nested value, in flattening order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (tuple, list) and all(isinstance(item, torch.Tensor) for item in value):
+        return list(value)
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
