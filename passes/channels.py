@@ -291,17 +291,17 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def touched(self) -> set[int]:
         """Tensors (by id) that this graph names or whose layer it calls."""
-        root = self.source.module
-        reached = {id(self._tensor(str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
-        for n in root.graph.nodes:
+        nodes = self.source.module.graph.nodes
+        reached = {id(self._tensor(str(n.target))) for n in nodes if n.op == "get_attr"}
+        for n in nodes:
             if n.op == "call_module":
-                module = root.get_submodule(str(n.target))
-                reached.update(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
-        return reached
+                for module in self._module(n).modules():
+                    reached.update(map(id, (*module._parameters.values(), *module._buffers.values())))
+        return reached - {id(None)}
 
     def freeze_untouched(self, touched: set[int]) -> None:
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if id(self._tensor(name)) not in touched:
+            if known.layers and id(self._tensor(name)) not in touched:
                 for layer in known.layers:
                     self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
 

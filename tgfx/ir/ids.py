@@ -37,8 +37,8 @@ class IdSpace:
             self._parent = np.resize(self._parent, grown)
             self._owner = np.resize(self._owner, grown)
         ids = np.arange(start, self.size, dtype=np.int64)
-        self._parent[ids] = ids
-        self._owner[ids] = len(self.owners)
+        self._parent[start : self.size] = ids
+        self._owner[start : self.size] = len(self.owners)
         self.owners.append(owner)
         return ids
 

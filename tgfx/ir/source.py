@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def source_line(node: fx.Node) -> str:
     return node.meta["tgfx_source"]
 
 
+@cache
 def is_machinery(path: str) -> bool:
     """Files of torch, Python and tgfx: not where the user would look."""
     return path.startswith("<") or any(part in path for part in _MACHINERY)
