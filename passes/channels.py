@@ -115,14 +115,18 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self._enter(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.op in ("call_function", "call_method") and op_name(n) in RULES:
-            self.seen_args[n.name] = self.fetch_args_kwargs_from_env(n)
+            self.seen_args[n.name] = (args, kwargs)
         with _Watch(self):  # only the user's operators: our own bookkeeping is not to be watched
-            result = super().run_node(n)
+            result = self._module(n)(*args, **kwargs) if n.op == "call_module" else self._run(n, args, kwargs)
         if not isinstance(result, torch.Tensor):
             self.containers.add(n.name)
         self._leave(n, result)
         return result
+
+    def _run(self, n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self, n.op)(n.target, args, kwargs)
 
     def _enter(self, n: fx.Node) -> None:
         self._node, self._live, self._pending, self._sized = n, {}, [], []

@@ -38,8 +38,10 @@ def _copy(value: Any, memo: Memo) -> Any:
         return memo[id(value)]
     if kind in _TABLES:
         return _table(value, memo)
-    if kind is tuple and all(type(item) in _ATOMS for item in value):
-        return value
+    if kind in (tuple, list, set) and all(type(item) in _ATOMS for item in value):
+        return value if kind is tuple else memo.setdefault(id(value), kind(value))
+    if kind is nn.Parameter:
+        return value.__deepcopy__(memo)
     if kind is torch.Tensor and _owns_its_memory(value, memo):
         return _tensor(value, memo)
     if isinstance(value, nn.Module) and _is_plain(kind) and "__deepcopy__" not in value.__dict__:
