@@ -31,13 +31,17 @@ class Term:
 
 
 class CostModel:
-    """Evaluates costs for a bank of gate values (the last entry is the constant one)."""
+    """Evaluates costs for a bank of gate values (the last entry is the constant one); priced when first asked."""
 
-    def __init__(self, coupling: Coupling) -> None:
+    def __init__(self, coupling: Coupling, channels: ChannelMap, params: dict[str, tuple[int, ...]]) -> None:
         self.coupling = coupling
-        self.terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
-        self._axes: list[np.ndarray] = []  # [layers, length] slots
+        self._unpriced = (channels, params)
+        self._axes: list[np.ndarray] = []  # [layers, length] slots, there once `terms` are
         self._known: dict[tuple, int] = {}
+
+    @cached_property
+    def terms(self) -> dict[str, list[Term]]:
+        return _price(self, *self._unpriced)
 
     def axis(self, slots: np.ndarray) -> int:
         """Register an axis given by the slots of its positions, one row per layer."""
@@ -52,6 +56,7 @@ class CostModel:
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, Tensor]]]:
         rows, slots, counts, products = [], [], [], []
+        self.terms  # noqa: B018  (registers the axes)
         for index, axis in enumerate(self._axes):
             if len(axis) == 1:
                 unique, count = np.unique(axis[0], return_counts=True)
@@ -113,8 +118,9 @@ class CostModel:
 
     def expression(self, kind: str) -> sympy.Expr:
         """The cost as a polynomial in the numbers of living channels n_<group>."""
+        terms = self.terms[kind]
         sums = [self._axis_expression(axis) for axis in self._axes]
-        return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind]))
+        return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in terms))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
         if len(axis) > 1:
@@ -142,12 +148,17 @@ def _number(value: float) -> sympy.Expr:
 
 def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple[int, ...]]) -> CostModel:
     """`params`: shape of every parameter that counts, tied ones once."""
-    cost = CostModel(coupling)
+    return CostModel(coupling, channels, params)
+
+
+def _price(cost: CostModel, channels: ChannelMap, params: dict[str, tuple[int, ...]]) -> dict[str, list[Term]]:
+    coupling = cost.coupling
+    terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
     for work in channels.work:
         term = _work_term(cost, coupling, work, channels.batch)
-        cost.terms["flops_all"].append(term)
+        terms["flops_all"].append(term)
         if work.counted:
-            cost.terms["flops"].append(term)
+            terms["flops"].append(term)
     for name, shape in params.items():
         factor, axes = 1, []
         ids = channels.params[name]
@@ -157,11 +168,11 @@ def build_cost(channels: ChannelMap, coupling: Coupling, params: dict[str, tuple
                 axes.append(cost.axis(coupling.slots_of(layers[0].numpy().reshape(1, -1))))
             else:
                 factor *= size
-        cost.terms["params"].append(_folded(cost, Term(factor, tuple(axes), name)))
+        terms["params"].append(_folded(cost, Term(factor, tuple(axes), name)))
         if name in channels.channels:
             slots = coupling.slots_of(channels.channels[name].numpy().reshape(1, -1))
-            cost.terms["channels"].append(_folded(cost, Term(1, (cost.axis(slots),), name)))
-    return cost
+            terms["channels"].append(_folded(cost, Term(1, (cost.axis(slots),), name)))
+    return terms
 
 
 def _work_term(cost: CostModel, coupling: Coupling, work: Work, batch: int) -> Term:
