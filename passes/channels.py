@@ -8,7 +8,6 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, TensorIds
-from tgfx.ir.ids import IdSpace, distinct_along
+from tgfx.ir.ids import IdSpace, all_in, distinct_along
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
@@ -25,7 +24,7 @@ from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import has_state, is_lowerable, is_resizable_module
 from tgfx.ops.naming import is_torch_function, op_name
-from tgfx.ops.pointwise import pointwise
+from tgfx.ops.pointwise import is_pointwise, pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.probe import survives_cut
@@ -201,11 +200,11 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         wanted = layer.numpy()
         lines = [own.reshape(-1).numpy() for own in known.layers]
         for own, line in zip(known.layers, lines, strict=True):
-            if _all_in(wanted, line):
+            if all_in(wanted, line):
                 return own
         roots = self.space.find(wanted)
         for own, line in zip(known.layers, lines, strict=True):
-            if _all_in(roots, self.space.find(line)):
+            if all_in(roots, self.space.find(line)):
                 return own
         return None
 
@@ -333,7 +332,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
         self._op, self._place = bare, None
         rule = rule_for(bare) if schema.startswith("aten::") else None
-        if rule is None and _is_pointwise(func, name, bare):
+        if rule is None and is_pointwise(func, name, bare):
             rule = pointwise
         call = Call(self, bare, func, args, kwargs, out)
         if rule is None:
@@ -384,25 +383,6 @@ class _Watch(TorchDispatchMode):
         out = self.recorder.remembered.call(func, args, kwargs or {})
         self.recorder.observe(func, args, kwargs or {}, out)
         return out
-
-
-def _all_in(wanted: np.ndarray, line: np.ndarray) -> bool:
-    """Whether all wanted ids are on the line; mostly it is the very same line, or another range of ids."""
-    if wanted.shape == line.shape and (wanted == line).all():
-        return True
-    if wanted.max() < line.min() or wanted.min() > line.max():
-        return False
-    return bool(np.isin(wanted, line).all())
-
-
-@cache
-def _is_pointwise(func: Any, name: str, bare: str) -> bool:
-    if torch.Tag.pointwise in func.tags:
-        return True
-    if name == bare or not hasattr(torch.ops.aten, bare):
-        return False
-    packet = getattr(torch.ops.aten, bare)
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
 
 
 def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:

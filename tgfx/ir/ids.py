@@ -118,6 +118,15 @@ class IdSpace:
                 places.append(place)
 
 
+def all_in(wanted: np.ndarray, line: np.ndarray) -> bool:
+    """Whether all wanted ids are on the line; mostly it is the very same line, or another range of ids."""
+    if wanted.shape == line.shape and (wanted == line).all():
+        return True
+    if wanted.max() < line.min() or wanted.min() > line.max():
+        return False
+    return bool(np.isin(wanted, line).all())
+
+
 def distinct_along(space: IdSpace, layer: torch.Tensor, axis: int) -> int:
     """How many atoms one meets walking along `axis` of a layer."""
     line = layer
