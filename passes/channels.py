@@ -15,17 +15,17 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tgfx.capture.tracer import has_state
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
-from tgfx.ir.ids import IdSpace, distinct_along
+from tgfx.ir.ids import IdSpace, all_in, distinct_along
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ir.tree import find
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
-from tgfx.ops.modules import has_hooks, is_lowerable, is_resizable_module
+from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
 from tgfx.ops.naming import is_torch_function, op_name
-from tgfx.ops.pointwise import pointwise
+from tgfx.ops.pointwise import is_pointwise, pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.attention import Attention, HeadRows
@@ -35,18 +35,23 @@ from tgfx.passes.shuffles import find_shuffles
 from tgfx.passes.undisturbed import undisturbed
 
 
-def analyse_channels(source: Source, heads: HeadRows | None = None) -> ChannelMap:
+def analyse_channels(
+    source: Source, heads: HeadRows | None = None, *, remembered: Remembered | None = None
+) -> ChannelMap:
     """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen.
 
-    heads: found by passes.heads where channels of one attention head are to be one atom.
+    heads: found by passes.heads where channels of one attention head are to be one atom. remembered: what costly
+    operators gave in an earlier run of the same model, so as not to run them again.
     """
     heads = heads or HeadRows()
     recorder = ChannelRecorder(source, heads.attention)
+    recorder.remembered = remembered or Remembered()
     others = [ChannelRecorder(source.training, heads.in_training, like=recorder)] if source.training else []
     recorder.tie_heads(heads.rows)
     with undisturbed(source):
         for one in (recorder, *others):
             one.run_example()
+            recorder.remembered.clear()
         settle([recorder, *others])
     return replace(recorder.facts(), training=others[0].facts() if others else None)
 
@@ -80,6 +85,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
+        self._modules: dict[str, nn.Module] = {}
+        self.remembered = Remembered()
         if like is None:
             self._own_parameters()
         else:  # another graph over the same tensors
@@ -121,14 +128,18 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self._enter(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.op in ("call_function", "call_method") and op_name(n) in RULES:
-            self.seen_args[n.name] = self.fetch_args_kwargs_from_env(n)
+            self.seen_args[n.name] = (args, kwargs)
         with _Watch(self):  # only the user's operators: our own bookkeeping is not to be watched
-            result = super().run_node(n)
+            result = self._module(n)(*args, **kwargs) if n.op == "call_module" else self._run(n, args, kwargs)
         if not isinstance(result, torch.Tensor):
             self.containers.add(n.name)
         self._leave(n, result)
         return result
+
+    def _run(self, n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self, n.op)(n.target, args, kwargs)
 
     def _enter(self, n: fx.Node) -> None:
         self._node, self._live, self._pending, self._sized = n, {}, [], []
@@ -173,7 +184,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def _settle_reads(self, n: fx.Node) -> None:
         for kind, layer, operands in self._pending:
-            if bool((self.space.find(layer.numpy()) == 0).all()):
+            if self.space.all_frozen(layer.numpy()):
                 continue
             if kind == "masked" and self._has_masked_form(n):  # the masked form works on the node's own input
                 operands = tensors_in(self.env[n.all_input_nodes[0]])[:1]
@@ -201,12 +212,13 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         if known is None:
             return None
         wanted = layer.numpy()
-        for own in known.layers:
-            if np.isin(wanted, own.reshape(-1).numpy()).all():
+        lines = [own.reshape(-1).numpy() for own in known.layers]
+        for own, line in zip(known.layers, lines, strict=True):
+            if all_in(wanted, line):
                 return own
-        roots = np.unique(self.space.find(wanted))
-        for own in known.layers:
-            if np.isin(roots, self.space.find(own.reshape(-1).numpy())).all():
+        roots = self.space.find(wanted)
+        for own, line in zip(known.layers, lines, strict=True):
+            if all_in(roots, self.space.find(line)):
                 return own
         return None
 
@@ -302,27 +314,30 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def touched(self) -> set[int]:
         """Tensors (by id) that this graph names or whose layer it calls."""
-        root = self.source.module
-        reached = {id(find(root, str(n.target))) for n in root.graph.nodes if n.op == "get_attr"}
-        for n in root.graph.nodes:
+        nodes = self.source.module.graph.nodes
+        reached = {id(find(self.source.module, str(n.target))) for n in nodes if n.op == "get_attr"}
+        for n in nodes:
             if n.op == "call_module":
-                module = root.get_submodule(str(n.target))
-                reached.update(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
-        return reached
+                for module in self._module(n).modules():
+                    reached.update(map(id, (*module._parameters.values(), *module._buffers.values())))
+        return reached - {id(None)}
 
     def freeze_untouched(self, touched: set[int]) -> None:
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if id(find(self.source.module, name)) not in touched:
+            if known.layers and id(find(self.source.module, name)) not in touched:
                 for layer in known.layers:
                     self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _module(self, n: fx.Node) -> nn.Module:
-        return self.source.module.get_submodule(str(n.target))
+        path = str(n.target)
+        if path not in self._modules:
+            self._modules[path] = self.source.module.get_submodule(path)
+        return self._modules[path]
 
     def _op_of(self, n: fx.Node) -> str:
-        return op_name(n, self.source.module)
+        return type(self._module(n)).__name__ if n.op == "call_module" else op_name(n)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One ATen call happened: let its family's rule speak."""
@@ -331,7 +346,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
         self._op, self._place = bare, None
         rule = rule_for(bare) if schema.startswith("aten::") else None
-        if rule is None and _is_pointwise(func, name, bare):
+        if rule is None and is_pointwise(func, name, bare):
             rule = pointwise
         call = Call(self, bare, func, args, kwargs, out)
         if rule is None:
@@ -376,19 +391,14 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.recorder = recorder
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs more than the call
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self.recorder.remembered.call(func, args, kwargs or {})
         self.recorder.observe(func, args, kwargs or {}, out)
         return out
-
-
-def _is_pointwise(func: Any, name: str, bare: str) -> bool:
-    if torch.Tag.pointwise in func.tags:
-        return True
-    if name == bare or not hasattr(torch.ops.aten, bare):
-        return False
-    packet = getattr(torch.ops.aten, bare)
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
 
 
 def _without_tensors(args: tuple[tuple, dict]) -> tuple[tuple, dict]:

@@ -32,14 +32,24 @@ class Term:
 
 
 class CostModel:
-    """Evaluates costs for a bank of gate values (the last entry is the constant one)."""
+    """Evaluates costs for a bank of gate values (the last entry is the constant one); priced when first asked."""
 
-    def __init__(self, coupling: Coupling) -> None:
+    def __init__(
+        self,
+        coupling: Coupling,
+        channels: ChannelMap,
+        params: dict[str, tuple[int, ...]],
+        needed: dict[str, Condition],
+    ) -> None:
         self.coupling = coupling
-        self.terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
-        self._axes: list[np.ndarray] = []  # [layers, length] slots
+        self._unpriced = (channels, params, needed)
+        self._axes: list[np.ndarray] = []  # [layers, length] slots, there once `terms` are
         self._known: dict[tuple, int] = {}
         self._conditions: list[Condition] = []
+
+    @cached_property
+    def terms(self) -> dict[str, list[Term]]:
+        return _price(self, *self._unpriced)
 
     def axis(self, slots: np.ndarray) -> int:
         """Register an axis given by the slots of its positions, one row per layer."""
@@ -74,6 +84,7 @@ class CostModel:
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, Tensor]]]:
         rows, slots, counts, products = [], [], [], []
+        self.terms  # noqa: B018  (registers the axes)
         for index, axis in enumerate(self._axes):
             if len(axis) == 1:
                 unique, count = np.unique(axis[0], return_counts=True)
@@ -139,9 +150,10 @@ class CostModel:
 
     def expression(self, kind: str) -> sympy.Expr:
         """The cost as a polynomial in the numbers of living channels n_<group>."""
+        terms = self.terms[kind]
         sums = [self._axis_expression(axis) for axis in self._axes]
         sums += [self._condition_expression(when) for when in reversed(self._conditions)]
-        return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in self.terms[kind]))
+        return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in terms))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
         if len(axis) > 1:
@@ -182,15 +194,21 @@ def build_cost(
     needed: dict[str, Condition] | None = None,
 ) -> CostModel:
     """`params`: shape of every parameter that counts, tied ones once; `needed`: when a node or parameter is there."""
-    cost = CostModel(coupling)
-    needed = needed or {}
+    return CostModel(coupling, channels, params, needed or {})
+
+
+def _price(
+    cost: CostModel, channels: ChannelMap, params: dict[str, tuple[int, ...]], needed: dict[str, Condition]
+) -> dict[str, list[Term]]:
+    coupling = cost.coupling
+    terms: dict[str, list[Term]] = {kind: [] for kind in KINDS}
     for work in channels.work:
         term = _while(cost, needed.get(work.node), _work_term(cost, coupling, work, channels.batch))
-        cost.terms["flops_all"].append(term)
+        terms["flops_all"].append(term)
         if work.counted:
-            cost.terms["flops"].append(term)
+            terms["flops"].append(term)
     for work in channels.heads:
-        cost.terms["heads"].append(_work_term(cost, coupling, work, 1))
+        terms["heads"].append(_work_term(cost, coupling, work, 1))
     for name, shape in params.items():
         factor, axes = 1, []
         ids = channels.params[name]
@@ -201,11 +219,11 @@ def build_cost(
             else:
                 factor *= size
         when = needed.get(name)
-        cost.terms["params"].append(_while(cost, when, _folded(cost, Term(factor, tuple(axes), name))))
+        terms["params"].append(_while(cost, when, _folded(cost, Term(factor, tuple(axes), name))))
         if name in channels.channels:
             slots = coupling.slots_of(channels.channels[name].numpy().reshape(1, -1))
-            cost.terms["channels"].append(_while(cost, when, _folded(cost, Term(1, (cost.axis(slots),), name))))
-    return cost
+            terms["channels"].append(_while(cost, when, _folded(cost, Term(1, (cost.axis(slots),), name))))
+    return terms
 
 
 def _work_term(cost: CostModel, coupling: Coupling, work: Work, batch: int) -> Term:

@@ -17,7 +17,7 @@ from tgfx.ir.facts import Axis, ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.passes.heads import attention_path, head_roots
 
-Members = dict[tuple[int, ...], list[int]]  # indices of parameter axes -> atoms that live on exactly these
+Members = dict[tuple[int, ...], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,11 @@ def couple(channels: ChannelMap) -> Coupling:
         own = tuple(axes[i] for i in signature)
         path = attention_path(channels, roots, own, producers) if kind == "head" else ""
         name = _unused(path, names) if path else _name(own, producers, names)
-        ties = _ties_between(graph, own)
+        ties = _ties_between(graph, signature, axes)
         refusal = None
         if len(roots) < 2:
             refusal = Refusal(f"is a single {kind}: a group never loses its last one", own[0].name)
-        ordered = np.array(sorted(roots), dtype=np.int64)
-        group = Group(name, len(roots), own, ties, refusal, ordered, -1 if refusal else start, kind)
+        group = Group(name, len(roots), own, ties, refusal, np.sort(roots), -1 if refusal else start, kind)
         if refusal:
             frozen.append(group)
         else:
@@ -118,13 +117,13 @@ def couple(channels: ChannelMap) -> Coupling:
     return Coupling(tuple(groups), tuple(frozen), start, slot_of_root[everyone], graph)
 
 
-def _by_kind(members: Members, heads: np.ndarray) -> Iterator[tuple[tuple[int, ...], str, list[int]]]:
+def _by_kind(members: Members, heads: np.ndarray) -> Iterator[tuple[tuple[int, ...], str, np.ndarray]]:
     """Atoms of a signature that are attention heads have a group of their own."""
     for signature, roots in members.items():
         is_head = np.isin(roots, heads)
         for kind, chosen in (("channel", ~is_head), ("head", is_head)):
             if chosen.any():
-                yield signature, kind, np.array(roots)[chosen].tolist()
+                yield signature, kind, roots[chosen]
 
 
 def _parameter_axes(channels: ChannelMap) -> list[Axis]:
@@ -141,15 +140,27 @@ def _members_of_atoms(channels: ChannelMap, axes: list[Axis]) -> Members:
     roots = space.find(ids)
     living = roots != 0
     roots, owner = roots[living], owner[living]
-    keys = np.unique(roots * len(axes) + owner)  # one number per (root, owner): far faster than rows
+    if not len(roots):
+        return {}
+    keys = np.sort(roots * len(axes) + owner)  # one number per (root, owner): far faster than rows
+    keys = keys[np.r_[True, keys[1:] != keys[:-1]]]
     roots, owner = keys // len(axes), keys % len(axes)
-    starts = np.flatnonzero(np.r_[True, roots[1:] != roots[:-1]]) if len(roots) else np.zeros(0, np.int64)
-    ends = np.r_[starts[1:], len(roots)][: len(starts)]
-    members: dict[bytes, list[int]] = {}
-    for root, start, end in zip(roots[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
-        members.setdefault(owner[start:end].tobytes(), []).append(root)
-    signatures = {tuple(np.frombuffer(key, owner.dtype).tolist()): own for key, own in members.items()}
-    return dict(sorted(signatures.items()))
+    starts = np.flatnonzero(np.r_[True, roots[1:] != roots[:-1]])
+    ends = np.r_[starts[1:], len(roots)]
+    heads = np.flatnonzero(~_like_the_one_before(owner, starts, ends - starts))
+    atoms = roots[starts]
+    members: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for head, following in zip(heads.tolist(), [*heads[1:].tolist(), len(atoms)], strict=True):
+        members.setdefault(tuple(owner[starts[head] : ends[head]].tolist()), []).append(atoms[head:following])
+    return {signature: np.concatenate(runs) for signature, runs in sorted(members.items())}
+
+
+def _like_the_one_before(owner: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which atoms have just the owners of the atom before; neighbours mostly do."""
+    same_length = np.r_[False, lengths[1:] == lengths[:-1]]
+    before = np.arange(len(owner)) - np.repeat(lengths, lengths)  # the same place in the atom before, if as long
+    equal = np.repeat(same_length, lengths) & (owner == owner[np.maximum(before, 0)])
+    return np.logical_and.reduceat(equal, starts)
 
 
 def _producers(channels: ChannelMap) -> set[tuple[str, int]]:
@@ -159,7 +170,8 @@ def _producers(channels: ChannelMap) -> set[tuple[str, int]]:
         **(channels.training.channels if channels.training else {}),
         **channels.channels,
     }.items():
-        wanted = set(channels.space.owner_indices(ids.numpy().reshape(-1)).tolist())
+        owners = channels.space.owner_indices(ids.numpy().reshape(-1))
+        wanted = {int(owners[0])} if len(owners) and (owners == owners[0]).all() else set(owners.tolist())
         for index in wanted:
             owner = channels.space.owners[index] if index >= 0 else None
             if isinstance(owner, Axis) and owner.name == name:
@@ -193,17 +205,12 @@ def _tie_graph(channels: ChannelMap) -> nx.Graph:
     return graph
 
 
-def _ties_between(graph: nx.Graph, members: tuple[Axis, ...]) -> tuple[Refusal, ...]:
-    by_axis = (
-        {graph.nodes[i]["axis"]: i for i in graph.nodes} if "_by_axis" not in graph.graph else graph.graph["_by_axis"]
-    )
-    graph.graph["_by_axis"] = by_axis
-    own = [by_axis[m] for m in members]
-    inside = set(own)
+def _ties_between(graph: nx.Graph, members: tuple[int, ...], axes: list[Axis]) -> tuple[Refusal, ...]:
+    inside = set(members)
     ties: dict[Refusal, None] = {}
-    for index in own:
+    for index in members:
         for other, data in graph.adj[index].items():
-            if other in inside or graph.nodes[other]["axis"].kind in ("expand", "const", "buffer"):
+            if other in inside or axes[other].kind in ("expand", "const", "buffer"):
                 for place in data["places"]:
                     ties[place] = None
     return tuple(ties)

@@ -55,7 +55,7 @@ def keep_all_but_heads(channels: ChannelMap) -> None:
 
 
 def attention_path(
-    channels: ChannelMap, roots: list[int], members: tuple[Axis, ...], producers: set[tuple[str, int]]
+    channels: ChannelMap, roots: np.ndarray, members: tuple[Axis, ...], producers: set[tuple[str, int]]
 ) -> str:
     """Path of the (first) attention module that these heads belong to; empty if it is the model itself.
 

@@ -104,8 +104,9 @@ def _serve(read: Read, coupling: Coupling, done: np.ndarray) -> Site | None:
         return None if (index == coupling.slots).all() else Site(read.node, "masked", operand, index)
     operand = next((o for o in read.options if o.kind == "param"), read.options[0])
     index = coupling.slots_of(operand.layer.numpy())
-    wanted = np.unique(coupling.slots_of(read.layer.numpy()))
-    index = np.where(done[index] | ~np.isin(index, wanted), coupling.slots, index)
+    wanted = np.zeros(coupling.slots + 1, dtype=bool)
+    wanted[coupling.slots_of(read.layer.numpy())] = True
+    index = np.where(done[index] | ~wanted[index], coupling.slots, index)
     return None if (index == coupling.slots).all() else Site(read.node, operand.kind, operand, index)
 
 

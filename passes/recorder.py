@@ -50,7 +50,7 @@ class RuleRecorder:
     def give(self, tensor: torch.Tensor, layers: Iterable[torch.Tensor], like: torch.Tensor | None = None) -> None:
         origin = self.origin(like) if like is not None else None
         # a layer that is frozen throughout says as much as none
-        living = tuple(x for x in layers if x.numel() > 1 and not self.space.is_frozen(x.numpy()).all())
+        living = tuple(x for x in layers if x.numel() > 1 and not self.space.all_frozen(x.numpy()))
         if self.attention.products:  # rows of one head are one atom: the axis inside of heads has no channels
             living = tuple(squeezed_atoms(self.space, x) for x in living)
         known = TensorIds(tuple(tensor.shape), living)
@@ -91,7 +91,7 @@ class RuleRecorder:
             if layer.shape[axis] > 1:
                 if layer.numel() > layer.shape[axis]:
                     layer = self.line(layer, axis)
-                if not self.space.is_frozen(layer.numpy()).all():
+                if not self.space.all_frozen(layer.numpy()):
                     on_axis.append(layer)
             settled.append(layer)
         if any(a is not b for a, b in zip(settled, known.layers, strict=True)):

@@ -15,13 +15,13 @@ def undisturbed(source: Source) -> Iterator[None]:
     """Operators are all visible while this is open, and buffers are as before afterwards."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in source.module.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
     try:
         with torch.no_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         with torch.no_grad():
-            for buffer, version, before in buffers:  # a train-mode graph moves running statistics
-                if buffer._version != version:  # an expanded constant could not even be written to
+            for buffer, before in buffers:  # a train-mode graph moves running statistics, and tells no version counter
+                if not torch.equal(buffer, before):  # an expanded constant could not even be written to
                     buffer.copy_(before)

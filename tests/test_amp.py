@@ -107,8 +107,8 @@ def test_the_controller_sees_unscaled_gradients(fused: bool) -> None:
         assert controller.evidence.seen == 3
         evidence.append(controller.evidence)
     # powers of two scale without rounding
-    assert torch.equal(evidence[0].first, evidence[1].first)
-    assert torch.equal(evidence[0].second, evidence[1].second)
+    assert torch.equal(evidence[0].mean, evidence[1].mean)
+    assert torch.equal(evidence[0].square, evidence[1].square)
 
 
 def test_a_step_that_the_scaler_skips_is_no_evidence() -> None:
@@ -134,11 +134,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(parts: int) -> None:
             optimizer.step()
             optimizer.zero_grad()
     for (name, expected), found in zip(whole.named_parameters(), split.parameters(), strict=True):
-        tolerance = 1e-6 if name.startswith("gate_bank") else 1e-12  # latent weights are ratios of small numbers
+        tolerance = 1e-6 if name.startswith("gate_bank") else 1e-11  # latent weights are ratios of small numbers
         promises.assert_close(found.detach(), expected.detach(), tolerance, name)
     assert (whole.open_slots() == split.open_slots()).all() and not whole.open_slots().all()
     assert whole.controller is not None and split.controller is not None
-    promises.assert_close(split.controller.evidence.second, whole.controller.evidence.second, 1e-9, "curvature")
+    promises.assert_close(split.controller.evidence.square, whole.controller.evidence.square, 1e-9, "curvature")
 
 
 class Checkpointed(Plain):
@@ -193,4 +193,4 @@ def test_a_checkpoint_around_the_gated_model(reentrant: bool) -> None:
         promises.assert_close(found.detach(), expected.detach(), 1e-12, name)
     assert plain.controller is not None and wrapped.controller is not None
     # samples are counted once, not again when the checkpoint recomputes
-    assert torch.equal(plain.controller.evidence.second, wrapped.controller.evidence.second)
+    assert torch.equal(plain.controller.evidence.square, wrapped.controller.evidence.square)

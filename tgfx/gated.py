@@ -18,6 +18,7 @@ from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.errors import BudgetError, InputError
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.graph_state import pack_graph, unpack_graph
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Switches
 from tgfx.passes.cost import KINDS, CostModel
@@ -45,8 +46,10 @@ class Facts:
     switches: Switches = field(default_factory=Switches)
 
 
-class GatedModule(fx.GraphModule):
+class GatedModule(LazyGraphModule):
     """Runs like the model it was made from; its gates are trained along and decide what `tgfx.shrink` cuts."""
+
+    facts: Facts
 
     def __init__(self, root: nn.Module, graph: fx.Graph, facts: Facts, training_graph: fx.Graph | None = None) -> None:
         with parametrizations_at_rest(root):  # fx looks at every tensor that the graph names
@@ -62,8 +65,12 @@ class GatedModule(fx.GraphModule):
         self.training = root.training
         self.facts = facts
         self.training_graph = training_graph
-        if training_graph is not None:
-            self._switch_by_mode(training_graph)
+
+    def _write_code(self) -> None:
+        written = "forward" in type(self).__dict__
+        super()._write_code()
+        if not written and self.training_graph is not None:
+            self._switch_by_mode(self.training_graph)
 
     def _switch_by_mode(self, training_graph: fx.Graph) -> None:
         """In train mode run the train-mode graph, over the same layers."""
@@ -259,7 +266,7 @@ class GatedModule(fx.GraphModule):
         root = holder(self)
         extra = {k: v for k, v in self.__dict__.items() if k not in root.__dict__ and k not in _OWN}
         return {
-            "kind": type(self).__mro__[1],  # the class itself: fx derives one of its own for every instance
+            "kind": _own_class(self),
             "root": root,
             "graph": pack_graph(self.graph),
             "source_root": holder(source.module),
@@ -284,7 +291,7 @@ def present(gated: GatedModule) -> Survivors | None:
 
 def source_module(root: nn.Module, packed: dict[str, Any]) -> fx.GraphModule:
     """A captured model from its layers and its packed graph."""
-    module = fx.GraphModule(root, unpack_graph(packed))
+    module = LazyGraphModule(root, unpack_graph(packed))
     for table in ("_modules", "_parameters", "_buffers"):
         module.__dict__[table].update(root.__dict__[table])
     module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
@@ -298,6 +305,12 @@ def holder(module: nn.Module) -> nn.Module:
     for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
         plain.__dict__[key] = module.__dict__[key]
     return plain
+
+
+def _own_class(gated: GatedModule) -> type[GatedModule]:
+    """The class as tgfx wrote it: fx derives one of its own for every instance, and FSDP another one from that."""
+    ours = [kind for kind in type(gated).__mro__ if issubclass(kind, GatedModule)]
+    return next(kind for kind in ours if kind.__module__.startswith("tgfx.") and "facts" in kind.__annotations__)
 
 
 def _from_state(state: dict[str, Any]) -> GatedModule:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tgfx.errors import InputError
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
+    return not isinstance(tensor, fx.Proxy) and hasattr(tensor, "full_tensor")  # a proxy has every attribute
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.bank import GateBank
-from tgfx.capture import capture, example_inputs_for, prepare
+from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
@@ -30,6 +30,7 @@ from tgfx.granularity import parse
 from tgfx.ir.compare import close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.switches import Switches, SwitchGroup
 from tgfx.ir.tree import named_tensors
@@ -81,12 +82,14 @@ def transform(
         mine.eval()
         gates = take_gates(mine)
         parametrizations = take_parametrizations(mine)
-        reference = prepare(mine, args, kwargs)
+        remembered = Remembered()
+        reference = prepare(mine, args, kwargs, remembered)
         source = capture(mine, args, kwargs)
         choices = lift_choices(source, gates)
         if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
             reference = tensors_in(mine(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-        channels = analyse_channels(source, find_heads(source) if "head" in granularities else None)
+        heads = find_heads(source) if "head" in granularities else None
+        channels = analyse_channels(source, heads, remembered=remembered)
         check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
@@ -157,7 +160,7 @@ def _check_model(model: Any, gate: Any) -> None:
 
 def _copied(model: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(model)
+        return copy_model(model)
     except Exception as error:
         raise InputError(
             f"{type(model).__name__} cannot be copied, and tgfx changes nothing but a copy",

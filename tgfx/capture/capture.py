@@ -22,19 +22,26 @@ from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
 from tgfx.ir.compare import close
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.tree import named_tensors, put_in_order, put_tensor
 from tgfx.ops.modules import has_hooks
 
 
-def prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def prepare(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], remembered: Remembered
+) -> list[torch.Tensor]:
     """Run `model` (our copy) on the example; recognised drop paths become torch's own layers. Gives the outputs."""
     ranks, handles = watch_ranks(model)
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        outputs = tensors_in(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
+        with remembered.recording():
+            result = model(*args, **kwargs)
+        outputs = [tensor.clone() for tensor in tensors_in(result)]  # the tensors themselves may be used again
     except Exception as error:
         raise InputError(
             f"{type(model).__name__} does not run on the example inputs",
@@ -106,7 +113,7 @@ def _copied(module: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
     result = graph.graph_copy(module.graph, {})
     graph.output(result)
     graph._codegen = module.graph._codegen
-    return fx.GraphModule(model, graph, class_name=type(model).__name__)
+    return LazyGraphModule(model, graph, class_name=type(model).__name__)
 
 
 def _captured_again(

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tgfx.capture.tracer import acts_on_mode, has_state
+from tgfx.capture.tracer import acts_on_mode
 from tgfx.ir.tree import put_module
 
 _FEATURE_DROPOUT = {2: nn.Dropout1d, 3: nn.Dropout2d, 4: nn.Dropout3d}
@@ -36,7 +36,7 @@ def watch_ranks(model: nn.Module) -> tuple[dict[str, set[int]], list[Any]]:
     ranks: dict[str, set[int]] = {}
     handles = []
     for path, layer in model.named_modules():
-        if path and not has_state(layer) and acts_on_mode(type(layer), False):
+        if path and acts_on_mode(layer):
 
             def note(_: nn.Module, args: tuple, path: str = path) -> None:
                 known = len(args) == 1 and isinstance(args[0], torch.Tensor)

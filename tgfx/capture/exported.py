@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, export
 
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.tree import find, named_tensors
 
 
@@ -32,7 +33,7 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         module = program.module(check_guards=False)
     graph = module.graph
     _bring_constants(module, model)
-    own = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    own = LazyGraphModule(model, graph, class_name=type(model).__name__)
     for node in list(graph.nodes):
         if node.op == "call_module" and str(node.target).startswith("_guards"):
             graph.erase_node(node)

@@ -97,8 +97,10 @@ def _can_follow(node: fx.Node, other: fx.Node) -> bool:
 
 def owner_of(node: fx.Node) -> str | None:
     """Path of the torch layer whose forward made this node, if torch.export noted one that follows the mode."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path, kind = next(reversed(stack.values()), ("", ""))[:2] if stack else ("", "")
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    path, kind = next(reversed(stack.values()))[:2]
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
     known = {f"{k.__module__}.{k.__qualname__}" for k in FOLLOWING_LAYERS}
     return path if path and name in known else None

@@ -15,7 +15,9 @@ from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
 from tgfx.choice import Choice
+from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import is_machinery
+from tgfx.ops.modules import has_state
 
 _TRANSFORMER = (
     nn.TransformerEncoderLayer,
@@ -95,7 +97,7 @@ class GateTracer(fx.Tracer):
         return node
 
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
-        if qualified_name in self.opaque or acts_on_mode(type(m), has_state(m)):
+        if qualified_name in self.opaque or acts_on_mode(m):
             return True
         if isinstance(m, _TRANSFORMER) or is_plain_attention(m):
             return False
@@ -127,10 +129,6 @@ class GateTracer(fx.Tracer):
         self.submodule_paths = {module: path for path, module in self.root.named_modules()}
 
 
-def has_state(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
 @cache
 def _mentions_training(kind: type) -> bool:
     try:
@@ -139,10 +137,11 @@ def _mentions_training(kind: type) -> bool:
         return False
 
 
-def acts_on_mode(kind: type, stateful: bool) -> bool:
+def acts_on_mode(module: nn.Module) -> bool:
     """A layer without tensors whose code asks for the mode (drop path, own dropouts) is called as it is."""
+    kind = type(module)
     own = not kind.__module__.startswith("torch.nn") and not issubclass(kind, Choice)  # a choice is always looked into
-    return not stateful and own and _mentions_training(kind)
+    return own and _mentions_training(kind) and not has_state(module)
 
 
 def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:
@@ -156,7 +155,7 @@ def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_w
         raise TracingFailed(tracer.path[-1] if tracer.path else "", error) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-    return fx.GraphModule(root, graph, class_name=type(root).__name__)
+    return LazyGraphModule(root, graph, class_name=type(root).__name__)
 
 
 class TracingFailed(Exception):

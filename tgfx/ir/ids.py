@@ -37,25 +37,28 @@ class IdSpace:
             self._parent = np.resize(self._parent, grown)
             self._owner = np.resize(self._owner, grown)
         ids = np.arange(start, self.size, dtype=np.int64)
-        self._parent[ids] = ids
-        self._owner[ids] = len(self.owners)
+        self._parent[start : self.size] = ids
+        self._owner[start : self.size] = len(self.owners)
         self.owners.append(owner)
         return ids
 
     def find(self, ids: np.ndarray) -> np.ndarray:
         """The representative of each id (the smallest id of its atom)."""
-        roots = self._parent[ids]
+        parent = self._parent
+        first = roots = parent[ids]
         while True:
-            above = self._parent[roots]
-            if np.array_equal(above, roots):
+            above = parent[roots]
+            if (above == roots).all():
                 break
             roots = above
-        self._parent[ids] = roots
+        if roots is not first:
+            parent[ids] = roots
         return roots
 
     def unite(self, a: np.ndarray, b: np.ndarray, place: Refusal | None = None) -> bool:
         """Make aligned entries of `a` and `b` one atom; says whether anything changed."""
-        a, b = np.broadcast_arrays(a, b)
+        if a.shape != b.shape:
+            a, b = np.broadcast_arrays(a, b)
         a, b = a.reshape(-1), b.reshape(-1)
         if a.size == 0:
             return False
@@ -86,6 +89,16 @@ class IdSpace:
     def is_frozen(self, ids: np.ndarray) -> np.ndarray:
         return self.find(ids) == FROZEN
 
+    def all_frozen(self, ids: np.ndarray) -> bool:
+        """Whether all of these are kept; mostly the first of them says no."""
+        if ids.size:
+            root = ids.item(0)
+            while (above := self._parent.item(root)) != root:
+                root = above
+            if root != FROZEN:
+                return False
+        return bool(self.is_frozen(ids).all())
+
     def owner_indices(self, ids: np.ndarray) -> np.ndarray:
         return self._owner[ids]
 
@@ -103,6 +116,15 @@ class IdSpace:
             places = self.ties.setdefault((min(left, right), max(left, right)), [])
             if len(places) < 4 and place not in places:
                 places.append(place)
+
+
+def all_in(wanted: np.ndarray, line: np.ndarray) -> bool:
+    """Whether all wanted ids are on the line; mostly it is the very same line, or another range of ids."""
+    if wanted.shape == line.shape and (wanted == line).all():
+        return True
+    if wanted.max() < line.min() or wanted.min() > line.max():
+        return False
+    return bool(np.isin(wanted, line).all())
 
 
 def distinct_along(space: IdSpace, layer: torch.Tensor, axis: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from tgfx.ir.refusal import Refusal
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors of a nested value, in flattening order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (tuple, list) and all(isinstance(item, torch.Tensor) for item in value):
+        return list(value)
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -67,6 +72,7 @@ def source_line(node: fx.Node) -> str:
     return node.meta["tgfx_source"]
 
 
+@cache
 def is_machinery(path: str) -> bool:
     """Files of torch, Python and tgfx: not where the user would look."""
     return path.startswith("<") or any(part in path for part in _MACHINERY)

@@ -48,8 +48,14 @@ def is_resizable_module(module: nn.Module) -> bool:
     """Layers we know how to cut, and torch's own layers that hold no tensor at all."""
     if type(module) in _CUTTABLE:
         return True
-    stateless = next(module.parameters(), None) is None and next(module.buffers(), None) is None
-    return stateless and type(module).__module__.startswith("torch.nn.")
+    return type(module).__module__.startswith("torch.nn.") and not has_state(module)
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether the module, or one inside it, holds a parameter or a buffer."""
+    if any(t is not None for t in module._parameters.values()) or any(t is not None for t in module._buffers.values()):
+        return True
+    return any(child is not None and has_state(child) for child in module._modules.values())
 
 
 def lower(graph: fx.Graph, node: fx.Node, module: nn.Module, gated: dict[str, fx.Node]) -> fx.Node:

@@ -33,8 +33,11 @@ def batch_norm(call: Call) -> None:
     channel = rec.vector(x, 1)
     vectors = [t for t in call.tensors()[1:] if t.ndim == 1 and t.numel() == x.shape[1]]
     if x.shape[1] > 1:
-        for vector in vectors:  # only the first is worth telling a reader about
-            rec.unite(rec.vector(vector, 0), channel, quiet=vector is not vectors[0])
+        ids = [rec.vector(vector, 0) for vector in vectors]
+        if ids:  # only the first is worth telling a reader about
+            rec.unite(ids[0], channel)
+        if len(ids) > 1:
+            rec.unite(torch.stack(ids[1:]), channel, quiet=True)
     shape = [1] * x.ndim
     shape[1] = -1
     for i, out in enumerate(call.outputs()):

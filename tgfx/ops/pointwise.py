@@ -8,6 +8,9 @@ identity (image rows, batch entries) freezes what it meets.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 
 from tgfx.ops.registry import Call, register
@@ -90,3 +93,14 @@ def _pair(call: Call, left: list[torch.Tensor], right: list[torch.Tensor]) -> No
     for a, b in pairs:
         if a is not b:
             rec.unite(a, b)
+
+
+@cache
+def is_pointwise(func: Any, name: str, bare: str) -> bool:
+    """Whether torch tags the operator, or the one that it is the in-place form of, as pointwise."""
+    if torch.Tag.pointwise in func.tags:
+        return True
+    if name == bare or not hasattr(torch.ops.aten, bare):
+        return False
+    packet = getattr(torch.ops.aten, bare)
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from tgfx.ir.facts import TensorIds
+from tgfx.ir.source import tensors_in
 
 
 class Recorder(Protocol):
@@ -54,12 +56,29 @@ class Call:
         return self.kwargs.get(name, default)
 
     def tensors(self) -> list[torch.Tensor]:
-        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return self._operands
 
     def outputs(self) -> list[torch.Tensor]:
-        leaves = torch.utils._pytree.tree_leaves(self.out)
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return self._results
+
+    @cached_property
+    def _operands(self) -> list[torch.Tensor]:
+        return _flat_tensors((*self.args, *self.kwargs.values()))
+
+    @cached_property
+    def _results(self) -> list[torch.Tensor]:
+        return tensors_in(self.out)
+
+
+def _flat_tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The operands of an ATen call are tensors, numbers and lists of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    return found
 
 
 Rule = Callable[[Call], None]

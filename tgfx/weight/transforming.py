@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tgfx.capture import capture, example_inputs_for, prepare
+from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.choice import Choice
 from tgfx.errors import GranularityError, NothingToGateError, StrictError
 from tgfx.gates import GateSpec
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source
 from tgfx.mirror import mirror
 from tgfx.passes.insert_gates import BANK
@@ -33,10 +33,10 @@ def transform_weights(
     _refuse_computed_weights(model)
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
-        mine = copy.deepcopy(model)
+        mine = copy_model(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
-        reference = prepare(mine, args, kwargs)
+        reference = prepare(mine, args, kwargs, Remembered())
         source = capture(mine, args, kwargs)
         uses = find_weights(source)
         check_capture(source, reference)
