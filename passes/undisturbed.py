@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from tgfx.ir.buffers import buffers_restored
 from tgfx.ir.source import Source
 
 
@@ -15,13 +16,8 @@ def undisturbed(source: Source) -> Iterator[None]:
     """Operators are all visible while this is open, and buffers are as before afterwards."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    buffers = [(buffer, buffer.clone()) for buffer in source.module.buffers()]
     try:
-        with torch.no_grad():
+        with buffers_restored(source.module), torch.no_grad():  # a train-mode graph moves running statistics
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        with torch.no_grad():
-            for buffer, before in buffers:  # a train-mode graph moves running statistics, and tells no version counter
-                if not torch.equal(buffer, before):  # an expanded constant could not even be written to
-                    buffer.copy_(before)

@@ -21,6 +21,7 @@ from tgfx.capture.modes import FOLLOWING_LAYERS, merge_modes, mode_readers
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
+from tgfx.ir.buffers import buffers_restored
 from tgfx.ir.compare import close
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.refusal import Refusal
@@ -162,17 +163,13 @@ def behaves_alike(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...]
 def _train_mode(model: nn.Module) -> Iterator[None]:
     """Train mode for a while; flags and buffers as before afterwards."""
     modes = [(m, m.training) for m in model.modules()]
-    buffers = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
-    model.train()
-    try:
-        yield
-    finally:
-        for module, was in modes:
-            module.training = was
-        for name, buffer in model.named_buffers():
-            own, version, before = buffers.get(name, (buffer, buffer._version, buffer))
-            if buffer is not own or buffer._version != version:  # an expanded constant could not even be written to
-                buffer.copy_(before)
+    with buffers_restored(model):
+        model.train()
+        try:
+            yield
+        finally:
+            for module, was in modes:
+                module.training = was
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
