@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import sympy
@@ -29,6 +29,8 @@ from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
 from tgfx.report import Report, explain
 from tgfx.training.controller import BudgetController
+
+Controller = TypeVar("Controller")
 
 
 @dataclass
@@ -239,7 +241,7 @@ class GatedModule(LazyGraphModule):
             controller = self.attach(BudgetController(self, budget, **({} if steps is None else {"steps": steps})))
         return controller
 
-    def attach(self, controller: BudgetController) -> BudgetController:
+    def attach(self, controller: Controller) -> Controller:
         """Let this controller move the gates from now on, and no other."""
         if self.controller is not None and self.controller is not controller:
             self.controller.close()
@@ -247,7 +249,7 @@ class GatedModule(LazyGraphModule):
         return controller
 
     @property
-    def controller(self) -> BudgetController | None:
+    def controller(self) -> Any:
         """What moves the gates, if `budget_loss` without a weight has been asked for, or a callback is at work."""
         return self.__dict__.get("_controller")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, fx, nn
 
 from tgfx.errors import InputError
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Any) -> bool:
     return not isinstance(tensor, fx.Proxy) and hasattr(tensor, "full_tensor")  # a proxy has every attribute
 
 

@@ -36,7 +36,8 @@ from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
 from tgfx.passes.insert_gates import BANK
 from tgfx.rng import untouched_rng
-from tgfx.shrinking import eval_mode, example_like
+from tgfx.shrinking import example_like
+from tgfx.verify import eval_mode
 
 
 def compact_(

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
 from tgfx.training.evidence import Evidence
+from tgfx.training.hooks import weakly
 from tgfx.training.optimizers import not_held
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Phase, Schedule
@@ -86,9 +87,9 @@ class BudgetController:
         opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
         self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
         self._hooks = [
-            register_optimizer_step_pre_hook(_weakly(self, "before_step")),
-            register_optimizer_step_post_hook(_weakly(self, "after_step")),
-            gated.register_forward_pre_hook(_weakly(self, "_count_samples"), with_kwargs=True),
+            register_optimizer_step_pre_hook(weakly(self, "before_step")),
+            register_optimizer_step_post_hook(weakly(self, "after_step")),
+            gated.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True),
         ]
 
     # -- state ----------------------------------------------------------------------------------------------
@@ -263,15 +264,3 @@ def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float
                 found=f"{share:g}",
                 fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
             )
-
-
-def _weakly(controller: BudgetController, method: str) -> Any:
-    """Hooks live as long as the process or the model: they must not keep the controller alive."""
-    own = weakref.ref(controller)
-
-    def hook(*args: Any) -> None:
-        alive = own()
-        if alive is not None and alive._gated() is not None:
-            getattr(alive, method)(*args)
-
-    return hook

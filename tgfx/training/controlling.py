@@ -17,7 +17,7 @@ from tgfx.weight.gated import WeightGatedModule
 @contextmanager
 def controlled(
     gated: GatedModule, settings: Settings, total: int, schedule: Schedule | None
-) -> Iterator[BudgetController | None]:
+) -> Iterator[BudgetController | WeightController | None]:
     """The default rule's controller for the time of the run; None where the optimizer moves the gates, or nobody does.
 
     A controller that `budget_loss` made before ends here: two would undo each other's moves.
@@ -26,8 +26,10 @@ def controlled(
         gated.controller.close()
     gated.__dict__["_controller"] = None
     if settings.budget is not None and settings.rule == "paper":
-        check = check_weight_budget if isinstance(gated, WeightGatedModule) else check_feasible
-        check(gated, settings.budget)
+        if isinstance(gated, WeightGatedModule):
+            check_weight_budget(gated, settings.budget)
+        else:
+            check_feasible(gated, settings.budget)
     if settings.budget is None or settings.rule == "paper":
         yield None
         return
@@ -36,8 +38,12 @@ def controlled(
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)
         )
-    kind = WeightController if isinstance(gated, WeightGatedModule) else BudgetController
-    controller = gated.attach(kind(gated, settings.budget, schedule=schedule))
+    controller: BudgetController | WeightController
+    if isinstance(gated, WeightGatedModule):
+        controller = WeightController(gated, settings.budget, schedule=schedule)
+    else:
+        controller = BudgetController(gated, settings.budget, schedule=schedule)
+    gated.attach(controller)
     try:
         yield controller
     finally:

@@ -27,6 +27,7 @@ from tgfx.training.recalibrate import recalibrate
 from tgfx.training.settings import Settings
 from tgfx.training.stepping import Stepper
 from tgfx.training.tally import exact_ratios, open_counts
+from tgfx.training.weight_controller import WeightController
 
 Validate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "interrupted"]
@@ -42,7 +43,7 @@ class Run:
     feed: Feed
     stepper: Stepper
     scheduler: LRScheduler | None
-    controller: BudgetController | None
+    controller: BudgetController | WeightController | None
     validate: Validate | None
     val_every: int | None
     checkpoints: Checkpoints | None = field(default=None, init=False)

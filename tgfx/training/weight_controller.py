@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError
+from tgfx.training.hooks import weakly
 from tgfx.training.optimizers import not_held
 from tgfx.training.schedule import Phase, Schedule
 
@@ -51,10 +53,9 @@ class WeightController:
         self._gated = weakref.ref(gated)
         self._weights_only = self._asked = 0
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
-        own = weakref.ref(self)
         self._hooks = [
-            register_optimizer_step_pre_hook(lambda o, a, k: (alive := own()) and alive.before_step(o)),
-            register_optimizer_step_post_hook(lambda o, a, k: (alive := own()) and alive.after_step(o)),
+            register_optimizer_step_pre_hook(weakly(self, "before_step")),
+            register_optimizer_step_post_hook(weakly(self, "after_step")),
         ]
 
     @property
@@ -103,15 +104,15 @@ class WeightController:
             held = {id(gate.weight) for gate in self.gated.gates.values()}
             raise not_held(self.gated, [n for n, p in self.gated.named_parameters() if id(p) in held])
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        if self._gated() is None or not self._holds_gates(optimizer):
+    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if not self._holds_gates(optimizer):
             self._weights_only += 1
         elif self.phase == "hold":
             for gate in self.gated.gates.values():
                 gate.weight.grad = None  # an optimizer leaves alone what has no gradient
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        if self._gated() is None or not self._holds_gates(optimizer):
+    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if not self._holds_gates(optimizer):
             return
         self._weights_only = self._asked = 0
         if not self.taken:
@@ -157,7 +158,7 @@ def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> None:
     """
     gates = gated.gates
     prices = {kind: _prices(gated, kind) for kind in targets}
-    price = {name: sum(one[name] for one in prices.values()) / len(prices) for name in gates}
+    price = {name: reduce(torch.add, [one[name] for one in prices.values()]) / len(prices) for name in gates}
 
     def met(shift: float) -> bool:
         for kind, target in targets.items():
