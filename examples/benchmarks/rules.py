@@ -92,9 +92,9 @@ def _run(base: nn.Module, digits: data.Digits, rule: Rule, share: float, train: 
 def _loop(model: nn.Module, digits: data.Digits, optimizer: torch.optim.Optimizer, steps: int, extra) -> None:
     rates = [group["lr"] for group in optimizer.param_groups]
     model.train()
-    taken = 0
+    loader, taken = digits.loader(BATCH), 0
     while True:
-        for images, labels in digits.batches(BATCH):
+        for images, labels in loader:
             if taken == steps:
                 return
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -18,9 +18,11 @@ from examples.benchmarks.budget_error import budget_error
 from examples.benchmarks.compaction import compaction
 from examples.benchmarks.growth import growth
 from examples.benchmarks.rules import rules
+from examples.benchmarks.scaling import scaling
 from examples.benchmarks.tables import Table
 from examples.benchmarks.training_step import training_step
 from examples.benchmarks.transform_time import transform_time
+from examples.benchmarks.weight_memory import weight_memory
 from examples.zoo.run import write
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -31,6 +33,8 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "growth": growth,
     "rules": rules,
     "budget_error": budget_error,
+    "weight_memory": weight_memory,
+    "scaling": scaling,
     "compaction": compaction,
 }
 

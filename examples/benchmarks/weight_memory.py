@@ -1,0 +1,72 @@
+"""(g) Memory of a training step with a gate for every weight, over one without, at the scale of VGG-16."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import tgfx
+from examples.benchmarks.tables import Table, met
+
+TARGET = 2.0
+STEPS = 2
+
+
+def weight_memory() -> Table:
+    plain, gates = _worker("plain")
+    gated, _ = _worker("gated")
+    extra = (gated - plain) / gates
+    mib = 2**20
+    rows = [
+        ("plain", f"{plain / mib:.0f}", "-"),
+        ("gated", f"{gated / mib:.0f}", f"{extra:.2f}"),
+    ]
+    return Table(
+        "Memory of weight gates",
+        f"torchvision's vgg16, batch 1, {STEPS} steps of SGD, with `budget_loss(params=0.1, weight=1)`: "
+        f"largest resident size of a process. The gates themselves take {gates / mib:.0f} MiB.",
+        ("model", "peak, MiB", "more than plain, in sizes of the gates"),
+        rows,
+        f"Extra memory {extra:.2f} times the gates (target at most {TARGET}: {met(extra <= TARGET)}).",
+    )
+
+
+def _worker(kind: str) -> tuple[int, int]:
+    """(peak bytes, bytes of all gated weights), in a process of its own."""
+    command = [sys.executable, "-m", "examples.benchmarks.weight_memory", kind]
+    peak, gates = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:]
+    return int(peak), int(gates)
+
+
+def _measure(kind: str) -> None:
+    from examples.zoo.loading import models
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model: Any = models()["torchvision/vgg16"]()[0]
+    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.ndim > 1)
+    example = torch.randn(1, 3, 224, 224)
+    if kind == "gated":
+        ungated, model = model, tgfx.transform(model, example, granularity="weight")
+        del ungated
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        loss = F.cross_entropy(model(example), torch.tensor([0]))
+        if kind == "gated":
+            loss = loss + model.budget_loss(params=0.1, weight=1.0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    print(peak * 1024, weights)
+
+
+if __name__ == "__main__":
+    _measure(sys.argv[1])
