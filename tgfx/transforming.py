@@ -95,12 +95,7 @@ def transform(
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
         branches = _branches(source, channels, choices, ignored) if "layer" in granularities else ()
-        if "head" in granularities and "channel" not in granularities:
-            keep_all_but_heads(channels)
-        coupling = couple(channels)
-        if not granularities & {"channel", "head"}:
-            coupling = without_channels(coupling)
-        coupling, switches = add_switches(coupling, (*branches, *choices))
+        coupling, switches = add_switches(_coupled(channels, granularities), (*branches, *choices))
         if not coupling.groups:
             raise _nothing_to_gate(model, granularities, coupling.frozen)
         placement, gated_graph, training_graph = _with_gates(source, channels, coupling, switches)
@@ -240,6 +235,14 @@ def _branches(
         group for group in found
         if not any(is_within(name, ignored) for branch in group.branches for name in branch.parameters)
     )  # fmt: skip
+
+
+def _coupled(channels: ChannelMap, granularities: frozenset[str]) -> Coupling:
+    """The groups of channels and heads that were asked for."""
+    if "channel" not in granularities and "head" in granularities:
+        keep_all_but_heads(channels)
+    coupling = couple(channels)
+    return coupling if granularities & {"channel", "head"} else without_channels(coupling)
 
 
 def _with_gates(

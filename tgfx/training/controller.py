@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import math
 import warnings
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tgfx.budget import Budget
 from tgfx.errors import BudgetError, InputError
 from tgfx.training.evidence import Evidence
-from tgfx.training.hooks import weakly
-from tgfx.training.optimizers import not_held
 from tgfx.training.ranks import Ranks, check_sharding
-from tgfx.training.schedule import Phase, Schedule
+from tgfx.training.schedule import Schedule
 from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
 from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
+from tgfx.training.watcher import StepWatcher, weakly
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -44,7 +40,7 @@ GAIN = 8.0  # how strongly a budget that is more than met loses weight
 STALL = 50  # steps without any gradient after which to warn
 
 
-class BudgetController:
+class BudgetController(StepWatcher):
     """Watches optimizer steps and moves the gates after each; the optimizer's own step on the gates is undone.
 
     It needs no call in the training loop: it sees every step of an optimizer that holds the gates. `close()` ends it.
@@ -60,78 +56,37 @@ class BudgetController:
         floor: float = FLOOR,
         batch_size: int | None = None,
     ) -> None:
-        self.budget = Budget.of(budget)
-        self.schedule = schedule or Schedule(steps)
+        super().__init__(gated, budget, schedule or Schedule(steps))
         if not 0 <= floor <= 1:
             raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
         self.floor = floor
         check_feasible(gated, self.budget, floor)
         check_sharding(gated)
-        self.taken = 0
         self.multiplier = 0.0
         self.batch_size = batch_size
         self.every = max(1, self.schedule.steps // UPDATES)
         device = next(iter(gated.gates.values())).weight.device
         memory = max(4.0, 0.05 * self.schedule.steps)
         self.evidence = Evidence(gated.facts.coupling.slots, memory=min(memory, 200.0), device=device)
-        self._gated = weakref.ref(gated)
         self._before: Tensor | None = None
         self._ranks = Ranks()
         self._samples = 0
         self._seen_forward = False
         self._silent = 0
-        self._weights_only = 0
-        self._asked = 0
         self._mixed = False
         self._pressure = {kind: 1.0 for kind in self.budget}
         opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
         self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
-        self._hooks = [
-            register_optimizer_step_pre_hook(weakly(self, "before_step")),
-            register_optimizer_step_post_hook(weakly(self, "after_step")),
-            gated.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True),
-        ]
-
-    # -- state ----------------------------------------------------------------------------------------------
-
-    @property
-    def gated(self) -> GatedModule:
-        gated = self._gated()
-        if gated is None:
-            raise ReferenceError("the gated model is gone")
-        return gated
-
-    @property
-    def phase(self) -> Phase:
-        return self.schedule.phase(self.taken)
-
-    @property
-    def driving(self) -> bool:
-        """Whether a step has been seen, so that gates are moved here and not by the optimizer."""
-        return self.taken > 0
-
-    @property
-    def targets(self) -> dict[str, float]:
-        """What the ratios should be now, on the way from where the model was to the budget."""
-        return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
+        self.watch_steps()
+        self._hooks.append(gated.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "budget": dict(self.budget),
-            "taken": self.taken,
-            "multiplier": self.multiplier,
-            "pressure": dict(self._pressure),
-            "start": dict(self._start),
-            "evidence": self.evidence.state_dict(),
-        }
+        own = {"multiplier": self.multiplier, "pressure": dict(self._pressure)}
+        return {**super().state_dict(), **own, "evidence": self.evidence.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["budget"] != dict(self.budget):
-            raise BudgetError(
-                "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
-            )
-        self.taken, self.multiplier = state["taken"], state["multiplier"]
-        self._pressure, self._start = dict(state["pressure"]), dict(state["start"])
+        super().load_state_dict(state)
+        self.multiplier, self._pressure = state["multiplier"], dict(state["pressure"])
         self.evidence.load_state_dict(state["evidence"])
 
     def land(self) -> None:
@@ -139,28 +94,19 @@ class BudgetController:
         set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
         self.taken = max(self.taken, math.ceil(self.schedule.hold * self.schedule.steps))
 
-    @property
-    def closed(self) -> bool:
-        return not self._hooks
-
-    def close(self) -> None:
-        """Stop watching; the gates stay as they are."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def asked(self) -> None:
+        self._mixed = not self.driving  # until then the loss that is handed out has a gradient
+        super().asked()
 
     # -- what happens at a step -----------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self._holds_gates(optimizer):
-            self._weights_only += 1
-            return
-        self._weights_only = self._asked = 0
-        if any(float(group["lr"]) for group in optimizer.param_groups):  # torch's checkpoints step at 0 to make state
+        # torch's checkpoints make a step at rate 0, to have state to load into
+        if self.holds_gates(optimizer) and any(float(group["lr"]) for group in optimizer.param_groups):
             self._before = gate_weights(self.gated)
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if self._before is None or not self._holds_gates(optimizer):
+        if self._before is None or not self.holds_gates(optimizer):
             return
         weights, self._before = self._before, None
         set_gate_weights_(self.gated, weights)  # the gradient was taken at these, not where the optimizer went
@@ -175,20 +121,6 @@ class BudgetController:
         if self.phase == "hold" and entered != "hold":
             weights = self._chosen(dict(self.budget), exactly=True)
         set_gate_weights_(self.gated, weights)
-
-    def _holds_gates(self, optimizer: Optimizer) -> bool:
-        gate = next(iter(self.gated.gates.values())).weight
-        return any(p is gate for group in optimizer.param_groups for p in group["params"])
-
-    def asked(self) -> None:
-        """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
-        self._asked += 1
-        self._mixed = not self.driving  # until then the loss that is handed out has a gradient
-        if self._asked > 3 and self._weights_only > 2 and not self.driving:
-            names = [
-                n for n, p in self.gated.named_parameters() if any(p is g.weight for g in self.gated.gates.values())
-            ]
-            raise not_held(self.gated, names)
 
     def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

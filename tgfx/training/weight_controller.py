@@ -9,7 +9,6 @@ There are as many gates as weights, so nothing is kept per gate besides its late
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tgfx.budget import Budget
 from tgfx.errors import BudgetError
-from tgfx.training.hooks import weakly
-from tgfx.training.optimizers import not_held
-from tgfx.training.schedule import Phase, Schedule
+from tgfx.training.schedule import Schedule
+from tgfx.training.watcher import StepWatcher
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
@@ -34,7 +30,7 @@ HALVINGS = 40
 TIE_BREAK = 1e-3  # of a gate's size: gates that start alike are closed in the order of their weights' magnitudes
 
 
-class WeightController:
+class WeightController(StepWatcher):
     """Keeps the gates of single weights at a target that falls from 1 to the budget; it sees every optimizer step."""
 
     def __init__(
@@ -45,76 +41,20 @@ class WeightController:
         steps: int = STEPS,
         schedule: Schedule | None = None,
     ) -> None:
-        self.budget = Budget.of(budget)
-        self.schedule = schedule or Schedule(steps)
+        super().__init__(gated, budget, schedule or Schedule(steps))
         check_weight_budget(gated, self.budget)
-        self.taken = 0
         self.every = max(1, self.schedule.steps // UPDATES)
-        self._gated = weakref.ref(gated)
-        self._weights_only = self._asked = 0
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
-        self._hooks = [
-            register_optimizer_step_pre_hook(weakly(self, "before_step")),
-            register_optimizer_step_post_hook(weakly(self, "after_step")),
-        ]
-
-    @property
-    def gated(self) -> WeightGatedModule:
-        gated = self._gated()
-        if gated is None:
-            raise ReferenceError("the gated model is gone")
-        return gated
-
-    @property
-    def phase(self) -> Phase:
-        return self.schedule.phase(self.taken)
-
-    @property
-    def driving(self) -> bool:
-        return self.taken > 0
-
-    @property
-    def closed(self) -> bool:
-        return not self._hooks
-
-    @property
-    def targets(self) -> dict[str, float]:
-        return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"budget": dict(self.budget), "taken": self.taken, "start": dict(self._start)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["budget"] != dict(self.budget):
-            raise BudgetError(
-                "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
-            )
-        self.taken, self._start = state["taken"], dict(state["start"])
-
-    def close(self) -> None:
-        """Stop watching; the gates stay as they are."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
-    def asked(self) -> None:
-        """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
-        self._asked += 1
-        if self._asked > 3 and self._weights_only > 2 and not self.driving:
-            held = {id(gate.weight) for gate in self.gated.gates.values()}
-            raise not_held(self.gated, [n for n, p in self.gated.named_parameters() if id(p) in held])
+        self.watch_steps()
 
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self._holds_gates(optimizer):
-            self._weights_only += 1
-        elif self.phase == "hold":
+        if self.holds_gates(optimizer) and self.phase == "hold":
             for gate in self.gated.gates.values():
                 gate.weight.grad = None  # an optimizer leaves alone what has no gradient
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self._holds_gates(optimizer):
+        if not self.holds_gates(optimizer):
             return
-        self._weights_only = self._asked = 0
         if not self.taken:
             break_ties_(self.gated)
         elif self.phase in ("close", "settle") and self.taken % self.every == 0:
@@ -123,10 +63,6 @@ class WeightController:
         self.taken += 1
         if self.phase == "hold" and entered != "hold":
             shift_to_(self.gated, dict(self.budget))
-
-    def _holds_gates(self, optimizer: Optimizer) -> bool:
-        gate = next(iter(self.gated.gates.values())).weight
-        return any(p is gate for group in optimizer.param_groups for p in group["params"])
 
 
 def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float]) -> None:
