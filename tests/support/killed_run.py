@@ -1,4 +1,7 @@
-"""A training run for tests that kill it: python -m tests.support.killed_run <folder> <seconds per batch> [<compact_every>]."""
+"""A training run for tests that kill it: python -m tests.support.killed_run <folder> <seconds per batch> [<every>].
+
+<every>: steps between compactions.
+"""
 
 from __future__ import annotations
 
