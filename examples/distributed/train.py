@@ -8,7 +8,6 @@ README.md here has the launch line for many machines and what stays to do.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -90,7 +89,6 @@ def rewrap(run: Run, change: Between) -> None:
     channels in the middle of training does, belongs between two wraps.
     """
     run.model = run.gated
-    gc.collect()  # the old wrapper is in reference cycles, and its hooks stay as long as it does
     change(run)
     run.model = wrap(run.gated, run.settings)
 
