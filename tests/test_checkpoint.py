@@ -97,16 +97,24 @@ def uninterrupted(tmp_path_factory) -> tuple[tgfx.GatedModule, tgfx.FitResult, P
     return (*train(folder), folder)
 
 
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory) -> tuple[tgfx.GatedModule, tgfx.FitResult, Path]:
+    folder = tmp_path_factory.mktemp("compacted")
+    return (*train(folder, compact_every=3), folder)
+
+
 def without_time(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path, uninterrupted) -> None:
+@pytest.mark.parametrize("every", [None, 3], ids=["whole", "compacted"])
+def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path, every: int | None, request) -> None:
     """SIGKILL at a moment that no one chose; weights, gates and history are equal to the bit."""
     patience = random.SystemRandom().uniform(0, 0.4)  # of the second or so that is left after the first checkpoint
-    whole, expected, whole_folder = uninterrupted
+    whole, expected, whole_folder = request.getfixturevalue("uninterrupted" if every is None else "compacted")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", "-m", "tests.support.killed_run", str(tmp_path), "0.03"]
+    command += [] if every is None else [str(every)]
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         patient_until = time.monotonic() + 60
@@ -117,7 +125,8 @@ def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path, uninterrupted) -> 
     finally:
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, f"it was finished before it was killed, {patience} s"
-    resumed, result = train(tmp_path)
+    resumed, result = train(tmp_path, compact_every=every)
+    assert every is None or resumed.conv2.weight.numel() < small_gated().conv2.weight.numel()
     assert same_state(whole.state_dict(), resumed.state_dict()) == []
     assert result.stopped == expected.stopped == "finished" and result.steps == expected.steps == 15
     assert without_time(result.history.rows) == without_time(expected.history.rows)

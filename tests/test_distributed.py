@@ -57,7 +57,26 @@ def test_a_killed_rank_resumes(runs: dict[str, Any]) -> None:
     assert resumed["weights"] == whole["weights"]  # to the bit
 
 
-def test_the_example_runs() -> None:
-    done = launch("examples.distributed.train", "--quick", "--steps", "20")
+def test_channels_leave_on_all_ranks_alike(tmp_path: Path) -> None:
+    # gates and weights were compared between the ranks after each step, in the processes
+    done = launch("tests.support.distributed_run", "compacted", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "compacted.json").read_text())
+    sizes = found["sizes"]
+    assert len(sizes) == 30 and sizes == sorted(sizes, reverse=True) and sizes[-1] < 0.8 * sizes[0]
+    assert {step for step in range(2, 31) if sizes[step - 1] < sizes[step - 2]} <= set(range(4, 31, 4))
+    assert 0.45 <= found["whole"]["ratio"] <= 0.5
+    assert found["at resume"] == sizes[19] < sizes[0]
+    assert found["resumed"]["weights"] == found["whole"]["weights"]  # to the bit
+
+
+def test_shards_are_not_compacted() -> None:
+    done = launch("examples.distributed.train", "--quick", "--shard", "--compact-every", "5")
+    assert done.returncode != 0 and "works with DDP only" in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--compact-every", "4"]], ids=["whole", "compacted"])
+def test_the_example_runs(options: list[str]) -> None:
+    done = launch("examples.distributed.train", "--quick", "--steps", "20", *options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "50.0%" in done.stdout and "accuracy" in done.stdout

@@ -29,6 +29,7 @@ import tgfx
 import tgfx.distributed
 from examples.demo import data
 from examples.demo.model import DigitsNet
+from tgfx.compaction import is_compacted, restore_
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -43,6 +44,7 @@ class Settings:
     shard: bool = False
     folder: Path | None = None  # of the checkpoint
     every: int = 100  # steps between checkpoints
+    compact_every: int | None = None  # steps between removals of closed channels, DDP only
 
 
 @dataclass
@@ -83,12 +85,17 @@ def wrap(gated: tgfx.GatedModule, settings: Settings) -> nn.Module:
 def rewrap(run: Run, change: Between) -> None:
     """Change the gated model between two steps, on every rank: out of DDP, `change`, and into it again.
 
-    DDP keeps a list of the parameters that it averages. What exchanges them, as cutting dead channels in the middle of
-    training does, belongs between two wraps.
+    DDP keeps buckets of the sizes that the parameters had, and hooks on them. What changes them, as cutting dead
+    channels in the middle of training does, belongs between two wraps.
     """
     run.model = run.gated
     change(run)
     run.model = wrap(run.gated, run.settings)
+
+
+def compact(run: Run) -> None:
+    """All ranks have the same gates, and so remove the same channels."""
+    tgfx.compact_(run.gated, run.optimizer)
 
 
 def train(run: Run, between: Between | None = None) -> None:
@@ -101,6 +108,8 @@ def train(run: Run, between: Between | None = None) -> None:
         run.optimizer.step()  # and the controller moves the gates
         run.optimizer.zero_grad()
         run.step += 1
+        if run.settings.compact_every is not None and run.step % run.settings.compact_every == 0:
+            rewrap(run, compact)
         if run.settings.folder is not None and run.step % run.settings.every == 0:
             save(run)
         if between is not None:
@@ -137,7 +146,10 @@ def resume(run: Run) -> bool:
     if folder is None or not checkpoint(folder).is_file():
         return False
     state = torch.load(checkpoint(folder), map_location="cpu", weights_only=True)
-    set_model_state_dict(run.model, state["weights"], options=WHOLE)
+    if is_compacted(state["weights"]):
+        rewrap(run, lambda run: restore_(run.gated, state["weights"], run.optimizer))
+    else:
+        set_model_state_dict(run.model, state["weights"], options=WHOLE)
     # gates take a plain step and have no state in the optimizer, which torch would call missing
     set_optimizer_state_dict(run.model, run.optimizer, state["optimizer"], options=replace(WHOLE, strict=False))
     run.controller.load_state_dict(state["controller"])
@@ -167,9 +179,12 @@ def options() -> Settings:
     parser.add_argument("--flops", type=float, default=Settings.flops, help="share of the FLOPs that may stay")
     parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DDP")
     parser.add_argument("--folder", type=Path, help="of the checkpoint; a run that finds one goes on from there")
+    parser.add_argument("--compact-every", type=int, help="steps between removals of closed channels, DDP only")
     parser.add_argument("--quick", action="store_true", help="a small network, 60 steps")
     given: dict[str, Any] = vars(parser.parse_args())
     quick = given.pop("quick")
+    if given["shard"] and given["compact_every"] is not None:
+        parser.error("--compact-every works with DDP only: shards would have to be gathered, cut and made anew")
     settings = Settings(**given)
     return replace(settings, width=8, steps=min(settings.steps, 60), every=20) if quick else settings
 

@@ -2,6 +2,7 @@
 
 first: DDP from start to end, FSDP2 from start to end, then DDP again, in which rank 1 dies without a word.
 second: the same DDP run resumes from the checkpoint of the dead one.
+compacted: DDP that removes channels on the way, whole, and again in two halves with a checkpoint between them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +107,46 @@ def refuses_parts(settings: Settings) -> None:
         raise AssertionError("a part that is never gathered was accepted")
 
 
+def weights_on_ranks(run: Run) -> list[int]:
+    """How many weights each rank trains; their values are the same to the bit."""
+    flat = torch.cat([p.detach().reshape(-1) for p in run.gated.parameters()])
+    counts = [int(count) for count in gathered(torch.tensor(len(flat)))]
+    assert len(set(counts)) == 1, f"step {run.step}: the ranks have cut differently: {counts}"
+    first, *others = gathered(flat)
+    assert all(torch.equal(first, other) for other in others), f"step {run.step}: weights differ between ranks"
+    return counts
+
+
+def compacted_runs(folder: Path) -> dict[str, object]:
+    settings = replace(SETTINGS, compact_every=4)
+    sizes: list[int] = []
+
+    def between(run: Run) -> None:
+        assert_equal_on_ranks(run)
+        sizes.append(weights_on_ranks(run)[0])
+
+    whole = start(settings)
+    train(whole, between)
+    half = start(replace(settings, folder=folder))
+
+    def stops(run: Run) -> None:
+        if run.step == 20:
+            raise StopIteration
+
+    with suppress(StopIteration):
+        train(half, stops)
+    resumed = start(replace(settings, folder=folder))
+    assert resume(resumed) and resumed.step == 20
+    at_resume = weights_on_ranks(resumed)[0]
+    train(resumed, assert_equal_on_ranks)
+    return {
+        "sizes": sizes,
+        "at resume": at_resume,
+        "whole": outcome(whole, []),
+        "resumed": outcome(resumed, []),
+    }
+
+
 def dies(run: Run) -> None:
     if run.step == DIES_AT and distributed.get_rank() == 1:
         os._exit(13)
@@ -116,6 +158,12 @@ def main() -> None:
     distributed.init_process_group("gloo")
     with_checkpoints = replace(SETTINGS, folder=folder)
     found: dict[str, object] = {}
+    if what == "compacted":
+        found = compacted_runs(folder)
+        if distributed.get_rank() == 0:
+            (folder / "compacted.json").write_text(json.dumps(found))
+        distributed.destroy_process_group()
+        return
     if what == "first":
         different_batches(SETTINGS)
         refuses_parts(SETTINGS)

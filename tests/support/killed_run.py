@@ -1,4 +1,7 @@
-"""A training run for tests that kill it: python -m tests.support.killed_run <folder> <seconds per batch>."""
+"""A training run for tests that kill it: python -m tests.support.killed_run <folder> <seconds per batch> [<every>].
+
+<every>: steps between compactions.
+"""
 
 from __future__ import annotations
 
@@ -43,4 +46,4 @@ def train(folder: Path, seconds: float = 0.0, **options: Any) -> tuple[tgfx.Gate
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), float(sys.argv[2]))
+    train(Path(sys.argv[1]), float(sys.argv[2]), compact_every=int(sys.argv[3]) if len(sys.argv) > 3 else None)

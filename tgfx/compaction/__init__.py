@@ -2,6 +2,6 @@
 
 from tgfx.compaction.compact import compact_
 from tgfx.compaction.report import CompactionReport
-from tgfx.compaction.restore import restore_
+from tgfx.compaction.restore import is_compacted, restore_
 
-__all__ = ["CompactionReport", "compact_", "restore_"]
+__all__ = ["CompactionReport", "compact_", "is_compacted", "restore_"]

@@ -14,23 +14,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from tgfx.bank import GateBank
 from tgfx.compaction.adopt import adopt
+from tgfx.compaction.check import check_compactable, check_patience
 from tgfx.compaction.choose import Choice, choose
 from tgfx.compaction.ema import plan_ema
 from tgfx.compaction.optimizers import (
-    OptimizerCut,
     as_optimizers,
     check_covered,
     check_scaler,
-    plan_optimizer,
+    plan_optimizers,
     warn_of_reset,
 )
 from tgfx.compaction.rebuild import Rebuilt, rebuild
 from tgfx.compaction.report import CompactionReport
-from tgfx.errors import InputError, VerificationError
+from tgfx.errors import VerificationError
 from tgfx.gated import GatedModule
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
@@ -62,7 +61,8 @@ def compact_(
     best, unless its whole branch can go.
     verify: run the model before and after on the example. On any error nothing is changed.
     """
-    _check(gated, patience)
+    check_compactable(gated)
+    check_patience(patience)
     optimizers = as_optimizers(optimizer)
     check_covered(optimizers, dict(gated.named_parameters()))
     check_scaler(scaler, optimizers)
@@ -70,7 +70,7 @@ def compact_(
         choice = choose(gated, patience)
         rebuilt = rebuild(gated, choice) if choice.going.any() else None
         averages = plan_ema(ema, gated, choice, rebuilt)
-        cuts = _plan_optimizers(gated, optimizers, rebuilt) if rebuilt is not None else []
+        cuts = plan_optimizers(gated, optimizers, rebuilt.positions, rebuilt.gone) if rebuilt is not None else []
         if rebuilt is not None and verify:
             _verify(gated, rebuilt.module)
         names = {id(p): name for name, p in gated.named_parameters()}
@@ -85,53 +85,6 @@ def compact_(
             commit()
     warn_of_reset(report.reset, stacklevel=2)
     return report
-
-
-def _check(gated: Any, patience: Any) -> None:
-    if not isinstance(gated, GatedModule):
-        inner = next(
-            (name for name in ("module", "_orig_mod") if isinstance(getattr(gated, name, None), nn.Module)), None
-        )
-        raise InputError(
-            "only a gated model can be compacted",
-            expected="the GatedModule itself, on every process alike",
-            found=type(gated).__name__,
-            fix=f"compact_(wrapped.{inner}, ...), and wrap it again afterwards"
-            if inner
-            else "tgfx.transform the model first",
-        )
-    if gated._compiled_call_impl is not None:
-        raise InputError(
-            "the model was compiled in place",
-            expected="a plain module, compiled apart: compiled = torch.compile(gated)",
-            found="gated.compile() was called",
-            fix="compile apart, and again after each compaction",
-        )
-    if gated.facts.source.training is not None:
-        raise InputError(
-            f"{gated.facts.model_name} takes another path in train mode, which cannot be compacted",
-            expected="one structure for train and eval mode",
-            found="two (an auxiliary output, say)",
-            fix="train it to the end and tgfx.shrink it, or turn the auxiliary output off before tgfx.transform",
-        )
-    if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
-        raise InputError("patience is a number of calls", expected="0, 1, 2, ...", found=repr(patience))
-    odd = next((name for name, p in gated.named_parameters() if type(p.data) is not torch.Tensor), None)
-    if odd is not None:
-        raise InputError(
-            "a parameter is not a plain tensor",
-            expected="plain tensors (not those of FSDP or another wrapper)",
-            found=type(gated.get_parameter(odd).data).__name__,
-            where=odd,
-            fix="compact before sharding, and shard again afterwards",
-        )
-
-
-def _plan_optimizers(gated: GatedModule, optimizers: list[Any], rebuilt: Rebuilt) -> list[OptimizerCut]:
-    named = list(gated.named_parameters(remove_duplicate=False))
-    cuts = {id(p): rebuilt.positions[name] for name, p in named if name in rebuilt.positions}
-    gone = {id(p) for name, p in named if name in rebuilt.gone} - set(cuts)
-    return [plan_optimizer(one, cuts, gone) for one in optimizers]
 
 
 def _verify(gated: GatedModule, smaller: GatedModule) -> None:

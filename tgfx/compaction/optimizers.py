@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,16 @@ class OptimizerCut:
             self.optimizer.state[parameter] = state
         for parameter in self.reset:
             del self.optimizer.state[parameter]
+
+
+def plan_optimizers(
+    gated: nn.Module, optimizers: Sequence[Optimizer], positions: Mapping[str, Positions], gone: Collection[str]
+) -> list[OptimizerCut]:
+    """`positions`: name of a tensor -> what stays of its axes; `gone`: names of tensors that leave the model."""
+    named = list(gated.named_parameters(remove_duplicate=False))
+    cuts = {id(p): positions[name] for name, p in named if name in positions}
+    leaving = {id(p) for name, p in named if name in gone} - set(cuts)
+    return [plan_optimizer(one, cuts, leaving) for one in optimizers]
 
 
 def plan_optimizer(optimizer: Optimizer, cuts: dict[int, Positions], gone: set[int]) -> OptimizerCut:

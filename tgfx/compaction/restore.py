@@ -2,7 +2,8 @@
 
 torch.save(gated.state_dict(), "checkpoint.pt")                          # of a compacted model
 gated = tgfx.transform(MyModel(), example)
-tgfx.compaction.restore_(gated, torch.load("checkpoint.pt"))             # as it was
+optimizer = torch.optim.Adam(gated.parameters())
+tgfx.compaction.restore_(gated, torch.load("checkpoint.pt"), optimizer)  # as it was, the optimizer cut along
 """
 
 from __future__ import annotations
@@ -15,29 +16,40 @@ from torch import Tensor
 
 from tgfx.bank import GONE, RECORD
 from tgfx.compaction.adopt import adopt
+from tgfx.compaction.check import check_compactable
 from tgfx.compaction.choose import choice_of
+from tgfx.compaction.optimizers import as_optimizers, plan_optimizers
 from tgfx.compaction.rebuild import rebuild
 from tgfx.errors import InputError, PlanError
 from tgfx.gated import GatedModule
 from tgfx.passes.insert_gates import BANK
 from tgfx.rng import untouched_rng
+from tgfx.weight.gated import WeightGatedModule
 
 
-def restore_(gated: GatedModule, state: Mapping[str, Any]) -> GatedModule:
+def is_compacted(state: Mapping[str, Any]) -> bool:
+    """Whether a state_dict is of a model that compact_ was called on, whether or not anything has left it yet."""
+    return f"{BANK}.{RECORD}" in state
+
+
+def restore_(gated: GatedModule, state: Mapping[str, Any], optimizer: Any = None) -> GatedModule:
     """Remove from `gated`, in place, what had been removed when `state` was taken, and load it.
 
-    `gated` is a transform of the same architecture, compacted less far or not at all. Make the optimizer afterwards.
-    On any error nothing is changed.
+    `gated` is a transform of the same architecture, compacted less far or not at all; its parameters stay the same
+    objects. optimizer: one or a list, made over `gated` before; it is cut along and takes the state_dict of the
+    optimizer that the compacted model was trained with. On any error nothing is changed.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be restored", expected="GatedModule", found=type(gated).__name__)
+    optimizers = as_optimizers(optimizer)
     record = state.get(f"{BANK}.{RECORD}")
-    slots = gated.facts.coupling.slots
-    own = gated.bank.recorded()
+    own = None if isinstance(gated, WeightGatedModule) else gated.bank.recorded()
     if record is None and own is None:
         _check_shapes(gated, state)
         gated.load_state_dict(dict(state))
         return gated
+    check_compactable(gated)
+    slots = gated.facts.coupling.slots
     if not isinstance(record, Tensor) or record.shape != (slots,):
         raise _other(f"a record of {slots} channels", "none" if record is None else str(tuple(record.shape)))
     wanted = record.cpu().numpy()
@@ -49,6 +61,8 @@ def restore_(gated: GatedModule, state: Mapping[str, Any]) -> GatedModule:
             raise _other("channels that this model can do without", choice.dead.stuck)
         rebuilt = rebuild(gated, choice)
         _check_shapes(rebuilt.module, state)
+        for cut in plan_optimizers(gated, optimizers, rebuilt.positions, rebuilt.gone):
+            cut.apply()
         adopt(gated, rebuilt)
         gated.load_state_dict(dict(state))
     return gated

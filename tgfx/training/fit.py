@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from tgfx.budget import Budget
+from tgfx.compaction.check import check_compactable
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
 from tgfx.plan import fingerprint
@@ -74,6 +75,8 @@ def fit(
     amp: torch.dtype | None = None,
     clip: float | None = None,
     recalibrate: int = 0,
+    compact_every: int | None = None,
+    patience: int = 1,
     val: Validate | None = None,
     val_every: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -104,6 +107,10 @@ def fit(
     from optimizer to one; it is stepped after every optimizer step. `clip`: largest gradient norm of the weights.
     `amp=torch.bfloat16`: autocast.
 
+    Smaller on the way. `compact_every=n`: every n steps `tgfx.compact_(gated, optimizer, patience=patience)` removes
+    channels that were closed at the last 1 + patience of these moments, for good; `gated` and its parameters stay the
+    same objects. The history has a row wherever something was removed, and a column "parameters" (gates not counted).
+
     Kept on the way. `val(gated) -> {"accuracy": ...}` runs in eval mode every `val_every` steps (default: every
     epoch) and at the end. `checkpoint`: a file, written every `checkpoint_every` steps and at the end, with the one
     before as <file>.previous. If it exists, the run goes on from there, bit by bit as if never stopped (resume=False
@@ -121,8 +128,10 @@ def fit(
     settings = Settings(
         None if budget is None else Budget.of(budget),
         epochs, steps, train, rule, weight, recalibrate, accumulate, amp, clip, val_every, checkpoint_every, log_every,
-        seed,
+        seed, compact_every, patience,
     )  # fmt: skip
+    if compact_every is not None:
+        check_compactable(gated)
     loss_of = step_of(loss_fn, training_step)
     feed = Feed(train_loader, accumulate)
     per_epoch = feed.steps_per_epoch()

@@ -25,12 +25,12 @@ def training_mode_(gated: GatedModule, train: Trained) -> None:
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
+    whole, modes = model.training, {module: module.training for module in model.modules()}
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in {*modes, *model.modules()}:  # compact_ may have exchanged some of its own
+            module.training = modes.get(module, whole)
 
 
 @contextmanager

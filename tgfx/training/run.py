@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from tgfx.compaction import compact_, is_compacted, restore_
 from tgfx.errors import InputError, TrainingError
 from tgfx.gated import GatedModule
 from tgfx.training.checkpoint import Checkpoints
@@ -26,7 +27,7 @@ from tgfx.training.progress import Display
 from tgfx.training.recalibrate import recalibrate
 from tgfx.training.settings import Settings
 from tgfx.training.stepping import Stepper
-from tgfx.training.tally import exact_ratios, open_counts
+from tgfx.training.tally import exact_ratios, open_counts, weight_count
 from tgfx.training.weight_controller import WeightController
 
 Validate = Callable[[nn.Module], Mapping[str, float]]
@@ -68,11 +69,13 @@ class Run:
                 if interrupt.wanted or not self._advance(interrupt):
                     self._save()
                     return "interrupted"
+                removed = self._compact()
                 last = self.step == self.total
                 if last:
                     self._recalibrate()
                 measured = self._validated(last)
-                due, shown = last or bool(measured) or self.step % log_every == 0, display.wants(self.step)
+                due = last or removed or bool(measured) or self.step % log_every == 0
+                shown = display.wants(self.step)
                 if due or shown:
                     row = {**self._row(), **measured}
                     if shown:
@@ -110,6 +113,13 @@ class Run:
         return error
 
     # -- at certain steps -----------------------------------------------------------------------------------
+
+    def _compact(self) -> bool:
+        """Whether anything was removed."""
+        every = self.settings.compact_every
+        if every is None or self.step % every:
+            return False
+        return bool(compact_(self.gated, self.stepper.optimizer, patience=self.settings.patience))
 
     def _recalibrate(self) -> None:
         if self.settings.recalibrate:
@@ -150,6 +160,8 @@ class Run:
         for kind, target in targets.items():
             row[f"target_{kind}"] = target
         row["open"] = sum(open_counts(self.gated))
+        if self.settings.compact_every is not None:
+            row["parameters"] = weight_count(self.gated)
         return row
 
     def _keep(self, row: dict[str, Value]) -> None:
@@ -201,13 +213,13 @@ class Run:
                     f"the checkpoint is of a run with another {name}", expected=str(saved[name]), found=str(own)
                 )
         try:
-            self.gated.load_state_dict(state["gated"])
+            self._load_model(state["gated"])
             optimizer.load_state_dict(state["optimizer"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
             if self.controller is not None:
                 self.controller.load_state_dict(state["controller"])
-        except (KeyError, RuntimeError, ValueError) as error:
+        except (KeyError, RuntimeError, ValueError) as error:  # a PlanError is a ValueError
             raise TrainingError(
                 "the checkpoint does not fit this run",
                 expected="the model, optimizer and scheduler that it was written with",
@@ -219,3 +231,10 @@ class Run:
         self._began = time.perf_counter() - state["seconds"]
         if self.step < self.total:
             self.feed.go_to(self._mark)
+
+    def _load_model(self, state: dict[str, Any]) -> None:
+        """A model that was compacted on the way is cut to the same size first, and the optimizer with it."""
+        if is_compacted(state) or is_compacted(self.gated.state_dict()):
+            restore_(self.gated, state, self.stepper.optimizer)
+        else:
+            self.gated.load_state_dict(state)

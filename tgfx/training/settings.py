@@ -34,11 +34,13 @@ class Settings:
     checkpoint_every: int
     log_every: int | None
     seed: int | None
+    compact_every: int | None = None
+    patience: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "val_every", "log_every"):
+        for name in ("epochs", "steps", "val_every", "log_every", "compact_every"):
             _whole(name, getattr(self, name), least=1, optional=True)
-        for name, least in (("accumulate", 1), ("checkpoint_every", 1), ("recalibrate", 0)):
+        for name, least in (("accumulate", 1), ("checkpoint_every", 1), ("recalibrate", 0), ("patience", 0)):
             _whole(name, getattr(self, name), least=least)
         _whole("seed", self.seed, least=0, optional=True)
         if self.epochs is not None and self.steps is not None:
@@ -75,10 +77,11 @@ class Settings:
     def check_same_run(self, saved: Mapping[str, Any], total: int) -> None:
         """A checkpoint goes on only with what it was begun with; other settings may differ."""
         for name, own in self.identity(total).items():
-            if saved[name] != own:
+            before = saved.get(name)  # checkpoints from before compact_every do not name it
+            if before != own:
                 raise TrainingError(
                     f"the checkpoint is of a run with another {name}",
-                    expected=f"{name}={saved[name]!r}",
+                    expected=f"{name}={before!r}",
                     found=f"{name}={own!r}",
                     fix="resume with the settings and the loader it was begun with, or pass resume=False",
                 )
@@ -91,6 +94,8 @@ class Settings:
             "rule": self.rule,
             "weight": self.weight,
             "accumulate": self.accumulate,
+            "compact_every": self.compact_every,
+            "patience": None if self.compact_every is None else self.patience,
         }
 
 

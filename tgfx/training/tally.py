@@ -23,6 +23,12 @@ def open_counts(gated: GatedModule) -> list[int]:
     return [gates[name].open_count() if name in gates else 0 for name in names]
 
 
+def weight_count(gated: GatedModule) -> int:
+    """Numbers that are trained, or frozen, as they are now; those of the gates not counted."""
+    gates = {id(gate.weight) for gate in gated.gates.values()}
+    return sum(p.numel() for p in gated.parameters() if id(p) not in gates)
+
+
 def exact_ratios(gated: GatedModule, kinds: Iterable[str]) -> dict[str, float]:
     """At gates of exactly 0 or 1, also in train mode (there a weight's gates are within 1/M of that)."""
     if isinstance(gated, WeightGatedModule):
