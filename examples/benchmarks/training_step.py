@@ -21,7 +21,7 @@ from examples.benchmarks.tables import Table, cpu_seconds, met
 TARGET = 1.03
 KINDS = ("plain", "gated")
 # name -> (batch, image size, rounds)
-SETTINGS = {"resnet56": (128, 32, 20), "resnet50": (8, 224, 30)}
+SETTINGS = {"resnet56": (128, 32, 16), "resnet50": (8, 224, 16)}
 
 
 def training_step(rounds: int | None = None) -> Table:

@@ -17,7 +17,7 @@ from typing import Any
 
 from examples.benchmarks.tables import Table, cpu_seconds, met
 
-LIMIT = 120  # seconds for either tool on one model
+LIMIT = 60  # seconds for either tool on one model
 SLOWEST = 15  # seconds that tgfx may take on any torchvision model
 REPEATS = 3
 MODELS = (

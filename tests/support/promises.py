@@ -245,7 +245,7 @@ def budget_is_used_up(gated: tgfx.GatedModule, kind: str, share: float) -> None:
 def price_has_gradients(gated: tgfx.GatedModule) -> None:
     gated.train()
     gates = [gate.weight for gate in gated.gates.values()]
-    loss = gated.budget_loss(flops=0.5, params=0.5)
+    loss = gated.budget_loss(flops=0.5, params=0.5, weight=1.0)
     gradients = torch.autograd.grad(loss, gates, allow_unused=True)
     gated.eval()
     for (name, gate), gradient in zip(gated.gates.items(), gradients, strict=True):
