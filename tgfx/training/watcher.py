@@ -31,10 +31,11 @@ class StepWatcher(ABC):
 
     def watch_steps(self) -> None:
         """Last in a constructor: a budget that is refused leaves no hook behind."""
-        self._hooks = [
+        self._hooks += [
             register_optimizer_step_pre_hook(weakly(self, "before_step")),
             register_optimizer_step_post_hook(weakly(self, "after_step")),
         ]
+        weakref.finalize(self, _remove_all, self._hooks)  # torch keeps them for the life of the process
 
     @property
     def gated(self) -> Any:
@@ -74,9 +75,7 @@ class StepWatcher(ABC):
 
     def close(self) -> None:
         """Stop watching; the gates stay as they are."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        _remove_all(self._hooks)
 
     def asked(self) -> None:
         """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
@@ -102,6 +101,11 @@ class StepWatcher(ABC):
     @abstractmethod
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         """Called after every step of any optimizer."""
+
+
+def _remove_all(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
 
 
 def weakly(watcher: StepWatcher, method: str) -> Any:
