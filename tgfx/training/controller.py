@@ -115,12 +115,11 @@ class BudgetController(StepWatcher):
         else:
             self._watch()
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
-            weights = self._chosen(self.targets, exactly=False)
+            set_gate_weights_(self.gated, self._chosen(self.targets, exactly=False))
         entered = self.phase
         self.taken += 1
         if self.phase == "hold" and entered != "hold":
-            weights = self._chosen(dict(self.budget), exactly=True)
-        set_gate_weights_(self.gated, weights)
+            set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
 
     def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -30,16 +30,21 @@ def set_gate_weights_(gated: GatedModule, values: Tensor) -> None:
     choices = {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
     for name, gate in gated.gates.items():
         if name not in choices:
-            own = values[_slots(gated, name).to(values.device)].to(gate.weight.dtype).reshape(gate.weight.shape)
+            own = (
+                values[_slots(gated, name, gate.weight.numel()).to(values.device)]
+                .to(gate.weight.dtype)
+                .reshape(gate.weight.shape)
+            )
             gate.weight.copy_(like(own, gate.weight))
 
 
 def movable(gated: GatedModule) -> Tensor:
     """Slots whose gates open and close one by one: not those of choices, nor what compact_ has removed."""
     free = torch.zeros(gated.facts.coupling.slots, dtype=torch.bool)
+    gates = gated.gates
     for group in gated.facts.coupling.groups:
-        if group.kind != "choice" and group.name in gated.gates:
-            free[_slots(gated, group.name)] = True
+        if group.kind != "choice" and group.name in gates:
+            free[_slots(gated, group.name, gates[group.name].weight.numel())] = True
     return free
 
 
@@ -47,9 +52,13 @@ def _spread(gated: GatedModule, values: dict[str, Tensor], empty: float) -> Tens
     first = next(iter(gated.gates.values())).weight
     spread = torch.full((gated.facts.coupling.slots,), empty, dtype=first.dtype, device=first.device)
     for name, value in values.items():
-        spread[_slots(gated, name).to(first.device)] = whole(value).reshape(-1)
+        spread[_slots(gated, name, value.numel()).to(first.device)] = whole(value).reshape(-1)
     return spread
 
 
-def _slots(gated: GatedModule, name: str) -> Tensor:
-    return torch.from_numpy(gated.gate_slots(name))
+def _slots(gated: GatedModule, name: str, size: int) -> Tensor:
+    """Looked up once: only a compaction, which changes the number of gates, moves them."""
+    known = gated.__dict__.setdefault("_slots_of_gates", {})
+    if name not in known or len(known[name]) != size:
+        known[name] = torch.from_numpy(gated.gate_slots(name))
+    return known[name]
