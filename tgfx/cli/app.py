@@ -1,0 +1,45 @@
+"""The `tgfx` command: its subcommands, and what a failure looks like in a shell."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tgfx._version import __version__
+from tgfx.cli.inspecting import inspect_command
+from tgfx.errors import TgfxError
+
+FAILED = 1  # a tgfx error; 2 is what click gives for a command line that cannot be understood
+
+app = typer.Typer(
+    name="tgfx",
+    help="Gates, prices and exactly prunes PyTorch models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("inspect")(inspect_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True)) -> None:
+    """Options of tgfx itself."""
+
+
+def main() -> None:
+    """Entry point: an error of tgfx is a message on standard error and exit code 1, not a traceback."""
+    try:
+        app()
+    except TgfxError as error:
+        print(error, file=sys.stderr)
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()
