@@ -22,7 +22,10 @@ def quoted(text: str) -> str:
 
 
 def dot_text(
-    title: str, nodes: Mapping[str, DotNode], edges: Iterable[tuple[str, str]], clusters: Mapping[str, Sequence[str]] = {}
+    title: str,
+    nodes: Mapping[str, DotNode],
+    edges: Iterable[tuple[str, str]],
+    clusters: Mapping[str, Sequence[str]] = {},
 ) -> str:
     """clusters: label -> nodes that are drawn in one box."""
     out = [f"digraph {quoted(title)} {{", "  node [shape=box, style=filled, fillcolor=white, fontname=Helvetica];"]

@@ -13,17 +13,16 @@ from tgfx.training.history import History
 POINTS = 800  # a curve is not drawn finer than this
 
 
-def history_data(history: FitResult | History | None) -> dict[str, Any] | None:
+def history_data(history: FitResult | History | None, points: int = POINTS) -> dict[str, Any] | None:
+    """points: how many rows are left at most."""
     if history is None:
         return None
     rows = history.history if isinstance(history, FitResult) else history
     if not isinstance(rows, History):
-        raise InputError(
-            "this is no training history", expected="what tgfx.fit returned", found=type(history).__name__
-        )
-    chosen = thinned(rows.rows)
+        raise InputError("this is no training history", expected="what tgfx.fit returned", found=type(history).__name__)
+    chosen = thinned(rows.rows, points)
     numbers = [name for name in rows.columns if name not in ("epoch", "phase")]
-    kept = thinned(rows.kept)
+    kept = thinned(rows.kept, points)
     return {
         "columns": {name: [_number(row.get(name)) for row in chosen] for name in numbers},
         "phase": [str(row.get("phase", "")) for row in chosen],
@@ -32,13 +31,13 @@ def history_data(history: FitResult | History | None) -> dict[str, Any] | None:
     }
 
 
-def thinned(rows: Sequence[Any]) -> list[Any]:
+def thinned(rows: Sequence[Any], points: int) -> list[Any]:
     """Every n-th row, always with the last."""
-    if len(rows) <= POINTS:
+    if len(rows) <= points:
         return list(rows)
-    every = math.ceil(len(rows) / POINTS)
+    every = math.ceil(len(rows) / points)
     return [*rows[:-1:every], rows[-1]]
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None

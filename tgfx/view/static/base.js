@@ -64,10 +64,15 @@ function heatColour(share) {
   return isDark() ? `hsl(${50 - 45 * t} ${25 + 50 * t}% ${16 + 20 * t}%)` : `hsl(${50 - 30 * t} 95% ${97 - 34 * t}%)`;
 }
 
+/** Red at nothing, amber at half, teal at all. */
 function keptColour(share) {
   const t = clamp(share, 0, 1);
-  return isDark() ? `hsl(${10 + 165 * t} 45% 27%)` : `hsl(${10 + 165 * t} 70% 82%)`;
+  const angle = t < 0.5 ? 5 + 80 * t : 45 + 280 * (t - 0.5);
+  return isDark() ? `hsl(${angle} 45% 27%)` : `hsl(${angle} 75% 82%)`;
 }
+
+/** The end of a path says most. */
+const tailOf = (path, most) => (path.length > most ? "…" + path.slice(path.length - most + 1) : path);
 
 const themeValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -74,6 +74,7 @@ function redraw(force) {
   drawEdges(region, far);
   drawnRegion = region;
   svg.classList.toggle("far", far);
+  svg.classList.toggle("heat", state.colour !== "group");
   drawLitEdges();
 }
 

@@ -156,7 +156,7 @@ function valueOf(term) {
 function typeset(term, inside = false) {
   if (typeof term === "number") return [el("span", { class: "coefficient" }, whole(term))];
   const [kind, ...rest] = term;
-  if (kind === "n") return [el("span", { class: "factor" }, el("i", {}, "n"), chip(rest[0]))];
+  if (kind === "n") return [el("span", { class: "factor" }, el("i", {}, "n"), chip(rest[0], tailOf(groups[rest[0]].name, 30)))];
   if (kind === "gate") return [el("span", { class: "factor" }, chip(rest[0], `${groups[rest[0]].name}[${rest[1]}]`))];
   if (kind === "^") return [...typeset(rest[0], true), el("sup", {}, String(valueOf(rest[1])))];
   if (kind === "?") return [el("code", {}, rest[0])];
@@ -210,7 +210,7 @@ function channelsPanel() {
       type: "button", class: "bar", role: "listitem", "aria-label": `${nodes[i].path}: ${after} of ${before} channels`, onclick: () => goTo(i),
       onpointerenter: () => own !== undefined && hoverGroup(own), onpointerleave: () => hoverGroup(null),
     },
-    el("span", { class: "name", title: nodes[i].path }, nodes[i].kind === "call_module" ? nodes[i].path : `${nodes[i].module}.${nodes[i].op}`),
+    el("span", { class: "name", title: nodes[i].path }, tailOf(nodes[i].kind === "call_module" ? nodes[i].path : `${nodes[i].module}.${nodes[i].op}`, 28)),
     el("span", { class: "lane" }, el("span", { class: "before", style: `width:${(before / most) * 100}%` }), el("span", { class: "after", style: `width:${(after / most) * 100}%;background:${colour}` })),
     el("span", { class: "count" }, after === before ? whole(before) : `${whole(after)} / ${whole(before)}`));
   }));
