@@ -20,7 +20,7 @@ Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="state dic
 AsJson = Annotated[bool, typer.Option("--json", help="for machines")]
 Granularity = Annotated[
     list[str] | None,
-    typer.Option("--granularity", "-g", help="channel (default), head, layer or weight; may be repeated"),
+    typer.Option("--granularity", "-g", help="channel (default), head, layer, weight; several times"),
 ]
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="a layer's name or glob pattern; may be repeated")]
 

@@ -33,7 +33,7 @@ def dot_text(
         label = "\\n".join(quoted(line)[1:-1] for line in node.lines)
         extra = "".join(f", {key}={quoted(value)}" for key, value in node.attributes.items())
         out.append(f'  {quoted(name)} [label="{label}"{extra}];')
-    for number, (label, inside) in enumerate(clusters.items()):
+    for number, (label, inside) in enumerate((clusters or {}).items()):
         members = " ".join(f"{quoted(name)};" for name in inside)
         out.append(f"  subgraph cluster_{number} {{ label={quoted(label)}; {members} }}")
     out.extend(f"  {quoted(source)} -> {quoted(target)};" for source, target in edges)

@@ -17,7 +17,8 @@ def to_dot(model: nn.Module, example_inputs: Any = None) -> str:
     now = data["now"]["nodes"]
     names = [node["name"] for node in data["nodes"]]
     kept = {i: g["frozen"]["reason"] for g in data["groups"] if g["frozen"] for m in g["members"] for i in m["nodes"]}
-    nodes, clusters = {}, {}
+    nodes: dict[str, DotNode] = {}
+    clusters: dict[str, list[str]] = {}
     for index, node in enumerate(data["nodes"]):
         lines = [node["path"], node["op"], _sizes(node["shape"], now["shape"][index])]
         attributes = {}
