@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 
@@ -27,7 +26,16 @@ def shapes_before(subject: Subject) -> list[Shape]:
         known = subject.channels.nodes.get(node.name)
         ids = known.tensors[0] if known is not None and known.tensors else None
         found.append(None if ids is None else list(ids.shape))
-    return found
+    return _with_outputs(subject, found)
+
+
+def _with_outputs(subject: Subject, shapes: list[Shape]) -> list[Shape]:
+    """The analysis looks at operators; what the model returns has the shape of what is handed to it."""
+    index = {node.name: i for i, node in enumerate(subject.nodes)}
+    for i, node in enumerate(subject.nodes):
+        if node.op == "output" and shapes[i] is None and node.all_input_nodes:
+            shapes[i] = shapes[index[node.all_input_nodes[0].name]]
+    return shapes
 
 
 def shapes_now(subject: Subject, before: list[Shape], survivors: Survivors | None) -> list[Shape]:
@@ -42,12 +50,8 @@ def shapes_now(subject: Subject, before: list[Shape], survivors: Survivors | Non
             found.append(None)
             continue
         kept = survivors.kept(ids)
-        found.append([size if left is None else _count(left) for size, left in zip(shape, kept, strict=True)])
-    return found
-
-
-def _count(positions: np.ndarray) -> int:
-    return len(positions)
+        found.append([size if left is None else len(left) for size, left in zip(shape, kept, strict=True)])
+    return _with_outputs(subject, found)
 
 
 class _Shapes(fx.Interpreter):

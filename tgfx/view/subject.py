@@ -19,6 +19,7 @@ from tgfx.ir.source import Source
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import CostModel, build_cost
 from tgfx.passes.couple import Coupling, Group, couple
+from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.survivors import Survivors
 from tgfx.passes.weight_cost import WeightCost
 from tgfx.rng import untouched_rng
@@ -72,8 +73,15 @@ class Subject:
         return torch.from_numpy(np.append(opened, True)).double()
 
     def gone(self, opened: np.ndarray) -> frozenset[str]:
-        """Nodes and parameters that closed branches take along."""
-        return self.gated._gone_at(opened) if self.gated is not None and len(opened) else frozenset()
+        """Nodes and parameters that closed branches, and groups without an open gate, take along."""
+        if self.gated is None or self.channels is None or self.coupling is None:
+            return frozenset()
+        closed = self.gated.facts.switches.closed(opened)
+        empty = [g for g in self.coupling.groups if not g.is_switch and not opened[g.start : g.start + g.size].any()]
+        if not closed and not empty:
+            return frozenset()
+        dead = dead_branches(self.source, self.channels, Survivors(self.channels, self.coupling, opened), closed)
+        return dead.nodes | parameters_of(self.source, dead.nodes)
 
     def survivors(self, opened: np.ndarray) -> Survivors | None:
         if self.channels is None or self.coupling is None:

@@ -33,7 +33,8 @@ function brief(value) {
   for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (size >= unit) return `${(value / unit).toPrecision(3)} ${letter}`;
   }
-  return Number.isInteger(value) ? String(value) : value.toPrecision(3);
+  if (Number.isInteger(value)) return String(value);
+  return size < 0.001 ? value.toExponential(1) : value.toPrecision(3);
 }
 
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)}%` : "–");

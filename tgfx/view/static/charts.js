@@ -77,6 +77,7 @@ function lineChart(series, { height = 150, low = null, high = null, format = bri
       path += `${pen ? "L" : "M"}${px(one.x[i]).toFixed(1)} ${py(clamp(value, y0, y1)).toFixed(1)}`;
       pen = true;
     });
+    if (one.dots) one.y.forEach((value, i) => chart.append(sv("circle", { cx: px(one.x[i]), cy: py(value), r: 2.6, fill: one.colour })));
     chart.append(sv("path", { d: path, class: `curve${faint ? " faint" : ""}${one.strong ? " strong" : ""}`, style: `stroke:${one.colour}`, "stroke-dasharray": one.dash || null, "data-group": one.group ?? null }, sv("title", {}, one.name)));
   }
   const cursor = sv("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });

@@ -72,8 +72,8 @@ function describe(place) {
   return parts.filter(Boolean).join(", ");
 }
 
-/** far: only the shape, for a picture from afar. */
-function drawBox(box, far) {
+/** detail: "near" has everything, "mid" large names only, "far" nothing that would have to be read. */
+function drawBox(box, detail) {
   const { place, width, height } = box;
   const isModule = place.startsWith("m:");
   const gone = !isModule && goneNow().has(Number(place.slice(1)));
@@ -96,8 +96,12 @@ function drawBox(box, far) {
   shown.forEach((group, k) => g.append(sv("rect", {
     class: "stripe", x: 0, y: 3 + ((height - 6) / shown.length) * k, width: 5, height: (height - 6) / shown.length, fill: groupColour(group),
   })));
-  if (far) return g;
+  if (detail === "far") return g;
   const words = wordsOf(place);
+  if (detail === "mid") {
+    g.append(sv("text", { class: "name", x: 14, y: height / 2 + 8 }, fitText(words.title, width - 22)));
+    return g;
+  }
   const title = sv("text", { class: "title", x: 14, y: 20 }, shorten(words.title, 34));
   if (words.kind) title.append(sv("tspan", { class: "kind", dx: 7 }, shorten(words.kind, 28)));
   g.append(title, sv("text", { class: "line", x: 14, y: 36 }, shorten(figureOf(place), 60)));
@@ -112,16 +116,29 @@ function drawBox(box, far) {
 }
 
 /** The head of an open module. It lies above the edges: one of them always enters through it. */
-function drawHeader(box) {
+function drawHeader(box, detail) {
   const words = wordsOf(box.place);
   const name = shorten(words.title, 60), kind = shorten(words.kind, 40);
   const title = sv("text", { class: "title", x: 34, y: 22 }, name);
   if (kind) title.append(sv("tspan", { class: "kind", dx: 7 }, kind));
+  if (detail === "mid") {
+    return sv("g", { class: "header box", transform: `translate(${box.x.toFixed(1)} ${box.y.toFixed(1)})`, "data-place": box.place },
+      sv("text", { class: "name", x: 12, y: 27 }, fitText(words.title, box.width - 20)));
+  }
   const plate = textWidth(name, TITLE_FONT) + (kind ? textWidth(kind, LINE_FONT) + 7 : 0) + 36;
   return sv("g", { class: "header", transform: `translate(${box.x.toFixed(1)} ${box.y.toFixed(1)})`, "data-place": box.place },
     sv("rect", { class: "grip", width: box.width, height: 32, rx: 10 }),
     sv("rect", { class: "plate", x: 6, y: 4, width: plate, height: 26, rx: 6, fill: themeValue("--canvas") }),
     toggleSign(12, 9, true), title);
+}
+
+/** What of a large name fits. */
+function fitText(text, width) {
+  const font = `600 22px ${FONT}`;
+  if (textWidth(text, font) <= width) return text;
+  let length = text.length;
+  while (length > 1 && textWidth(text.slice(0, length) + "…", font) > width) length--;
+  return text.slice(0, length) + "…";
 }
 
 function toggleSign(x, y, open) {

@@ -9,10 +9,10 @@ world.append(...Object.values(layers));
 let picture = { width: 1, height: 1, boxes: [], lines: [] };
 let boxAt = new Map(); // place -> box
 let drawnBoxes = new Map(); // place -> element
-let drawnRegion = null; // what is in the document: {x0, y0, x1, y1, far}
-const FAR = 0.36; // below this zoom no text could be read
+let drawnRegion = null; // what is in the document: {x0, y0, x1, y1, detail}
 
-const isFar = () => state.view.k < FAR;
+/** How much can be read at this zoom. */
+const detailNow = () => (state.view.k < 0.2 ? "far" : state.view.k < 0.5 ? "mid" : "near");
 
 function refreshDefs() {
   svg.replaceChildren(sv("defs", {}, hatchPattern(), arrowMarker()), world);
@@ -53,34 +53,34 @@ function lineBounds(line) {
 /** Bring the document up to the view. Panning inside of what is drawn already costs nothing. */
 function redraw(force) {
   const seen = visibleRegion();
-  const far = isFar();
+  const detail = detailNow();
   const has = drawnRegion;
-  if (!force && has && has.far === far && seen.x0 >= has.x0 && seen.y0 >= has.y0 && seen.x1 <= has.x1 && seen.y1 <= has.y1) return;
+  if (!force && has && has.detail === detail && seen.x0 >= has.x0 && seen.y0 >= has.y0 && seen.x1 <= has.x1 && seen.y1 <= has.y1) return;
   const mx = (seen.x1 - seen.x0) * 0.6, my = (seen.y1 - seen.y0) * 0.6;
-  const region = { x0: seen.x0 - mx, y0: seen.y0 - my, x1: seen.x1 + mx, y1: seen.y1 + my, far };
-  const keep = force || !has || has.far !== far ? new Map() : drawnBoxes;
+  const region = { x0: seen.x0 - mx, y0: seen.y0 - my, x1: seen.x1 + mx, y1: seen.y1 + my, detail };
+  const keep = force || !has || has.detail !== detail ? new Map() : drawnBoxes;
   const next = new Map();
   const frames = [], boxes = [], headers = [];
   for (const box of picture.boxes) {
     if (!touches(box, region)) continue;
-    const element = keep.get(box.place) || dressed(drawBox(box, far), box.place);
+    const element = keep.get(box.place) || dressed(drawBox(box, detail), box.place);
     next.set(box.place, element);
     (box.frame ? frames : boxes).push(element);
-    if (box.frame && !far) headers.push(drawHeader(box));
+    if (box.frame && detail !== "far") headers.push(drawHeader(box, detail));
   }
   layers.frames.replaceChildren(...frames);
   layers.boxes.replaceChildren(...boxes, ...headers);
   drawnBoxes = next;
-  drawEdges(region, far);
+  drawEdges(region, detail !== "near");
   drawnRegion = region;
-  svg.classList.toggle("far", far);
+  svg.classList.toggle("far", detail !== "near");
   svg.classList.toggle("heat", state.colour !== "group");
   drawLitEdges();
 }
 
-function drawEdges(region, far) {
+function drawEdges(region, together) {
   const shown = picture.lines.filter((line) => touches(lineBounds(line), region));
-  if (far) { // one element for all of them
+  if (together) { // one element for all of them
     layers.edges.replaceChildren(sv("path", { class: "edge", d: shown.map((line) => (line.path ||= linePath(line.points))).join("") }));
     return;
   }
@@ -91,7 +91,7 @@ function drawEdges(region, far) {
 
 function zoomAt(factor, cx = stage.clientWidth / 2, cy = stage.clientHeight / 2) {
   const v = state.view;
-  const k = clamp(v.k * factor, 0.02, 4);
+  const k = clamp(v.k * factor, 0.004, 4);
   v.x = cx - ((cx - v.x) * k) / v.k;
   v.y = cy - ((cy - v.y) * k) / v.k;
   v.k = k;
@@ -100,7 +100,7 @@ function zoomAt(factor, cx = stage.clientWidth / 2, cy = stage.clientHeight / 2)
 
 function fit() {
   const w = stage.clientWidth, h = stage.clientHeight, margin = 24;
-  const k = clamp(Math.min((w - 2 * margin) / picture.width, (h - 2 * margin) / picture.height), 0.02, 1.2);
+  const k = clamp(Math.min((w - 2 * margin) / picture.width, (h - 2 * margin) / picture.height), 0.004, 1.2);
   state.view = { k, x: (w - picture.width * k) / 2, y: Math.max(margin, (h - picture.height * k) / 2) };
   applyView();
 }
@@ -132,7 +132,7 @@ function ensureVisible(place) {
   const box = boxAt.get(place);
   if (!box) return;
   const r = visibleRegion();
-  if (isFar() || box.x < r.x0 || box.y < r.y0 || box.x + box.width > r.x1 || box.y + box.height > r.y1) centre(place);
+  if (state.view.k < 0.35 || box.x < r.x0 || box.y < r.y0 || box.x + box.width > r.x1 || box.y + box.height > r.y1) centre(place);
 }
 
 // -- layout and expansion -------------------------------------------------------------------------------------------------

@@ -137,6 +137,26 @@ function levelOf(module) {
   return { children, edges: [...edges.values()] };
 }
 
+const arrangements = new Map();
+
+/** ELK's answer; the blocks of a network are mostly alike, and what is alike is asked for once. */
+async function arranged(graph) {
+  const number = new Map(graph.children.map((child, i) => [child.id, i]));
+  const key = JSON.stringify([
+    graph.layoutOptions,
+    graph.children.map((child) => [child.width, child.height, child.layoutOptions]),
+    graph.edges.map((edge) => [number.get(edge.sources[0]), number.get(edge.targets[0])]),
+  ]);
+  if (!arrangements.has(key)) arrangements.set(key, call(engine, { cmd: "layout", graph }));
+  const found = await arrangements.get(key);
+  return {
+    width: found.width,
+    height: found.height,
+    children: found.children.map((child, i) => ({ id: graph.children[i].id, x: child.x, y: child.y })),
+    edges: found.edges.map((edge, k) => ({ id: graph.edges[k].id, sections: edge.sections })),
+  };
+}
+
 async function layLevel(module) {
   const level = levelOf(module);
   const parts = new Map();
@@ -159,7 +179,7 @@ async function layLevel(module) {
     children,
     edges: level.edges.map((edge, k) => ({ id: `e${k}`, sources: [edge.from], targets: [edge.to] })),
   };
-  const done = children.length ? await call(engine, { cmd: "layout", graph }) : { width: 0, height: 0, children: [], edges: [] };
+  const done = children.length ? await arranged(graph) : { width: 0, height: 0, children: [], edges: [] };
   const frame = module.path
     ? { top: entered ? PAD.gateway : PAD.head, side: PAD.side, bottom: exited ? 0 : PAD.foot }
     : { top: 0, side: 0, bottom: 0 };

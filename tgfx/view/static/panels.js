@@ -2,7 +2,7 @@
 
 const TABS = [
   ["overview", "Overview"], ["groups", "Groups"], ["cost", "Price"], ["channels", "Channels"],
-  ["training", "Training"], ["compare", "Before / after"], ["details", "Details"],
+  ["training", "Training"], ["compare", "Compare"], ["details", "Details"],
 ];
 const isThere = {
   training: () => Boolean(data.history) || data.live,
@@ -234,7 +234,9 @@ function trainingPanel() {
   }
   if (columns.loss) out.push(section("Loss", lineChart([{ name: "loss", x, y: columns.loss, colour: "hsl(22 80% 50%)" }], { label: "loss over the steps" })));
   for (const name of Object.keys(columns).filter((column) => column.startsWith("val_"))) {
-    out.push(section(name.slice(4), lineChart([{ name: name.slice(4), x, y: columns[name], colour: "hsl(160 60% 40%)" }], { label: `${name} over the steps` })));
+    const measured = x.map((step, i) => [step, columns[name][i]]).filter(([, value]) => value !== null);
+    const curve = { name: name.slice(4), x: measured.map(([step]) => step), y: measured.map(([, value]) => value), colour: "hsl(160 60% 40%)", dots: true };
+    out.push(section(`Validation: ${name.slice(4)}`, lineChart([curve], { label: `${name} over the steps` })));
   }
   out.push(section("Open gates per group", groupCurves(history)));
   return out;

@@ -52,7 +52,7 @@ function readAddress() {
   }
   const v = (given.get("v") || "").split(",").map(Number);
   if (v.length === 3 && v.every(Number.isFinite) && v[2] > 0) {
-    state.view = { x: v[0], y: v[1], k: clamp(v[2], 0.02, 4) };
+    state.view = { x: v[0], y: v[1], k: clamp(v[2], 0.004, 4) };
     return true;
   }
   return false;
@@ -62,7 +62,7 @@ function readAddress() {
 
 const PICTURE_RULES = () => `
   text { font-family: ${FONT}; fill: ${themeValue("--text")}; }
-  .title { font-size: 13px; font-weight: 600; }
+  .title, .name { font-size: 13px; font-weight: 600; }
   .kind { font-size: 11px; font-weight: 400; fill: ${themeValue("--muted")}; }
   .line { font-size: 11px; fill: ${themeValue("--muted")}; }
   .outline { stroke: ${themeValue("--line")}; stroke-width: 1; }
@@ -85,11 +85,11 @@ function wholePicture() {
   const out = sv("svg", { xmlns: SVG, width: width.toFixed(0), height: height.toFixed(0), viewBox: `${-margin} ${-margin} ${width} ${height}` });
   out.append(sv("title", {}, data.name), sv("style", {}, PICTURE_RULES()), sv("defs", {}, hatchPattern(), arrowMarker()));
   out.append(sv("rect", { x: -margin, y: -margin, width, height, fill: themeValue("--canvas") }));
-  const boxes = picture.boxes.map((box) => [box, dressed(drawBox(box, false), box.place)]);
+  const boxes = picture.boxes.map((box) => [box, dressed(drawBox(box, "near"), box.place)]);
   out.append(sv("g", {}, boxes.filter(([box]) => box.frame).map(([, element]) => element)));
   out.append(sv("g", {}, picture.lines.map((line) => sv("path", { class: "edge", d: linePath(line.points), "marker-end": line.to === "out" ? null : "url(#arrow)" }))));
   out.append(layers.lit.cloneNode(true));
-  out.append(sv("g", {}, boxes.map(([box, element]) => (box.frame ? drawHeader(box) : element))));
+  out.append(sv("g", {}, boxes.map(([box, element]) => (box.frame ? drawHeader(box, "near") : element))));
   return { text: new XMLSerializer().serializeToString(out), width, height };
 }
 
