@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import tgfx
 from tgfx.cli.loading import load_model, parse_inputs
 from tgfx.errors import InputError
+from tgfx.training.history import History
+from tgfx.view.live import Live
 
 MODEL = """
 from torch import nn
@@ -78,3 +84,65 @@ def test_inputs() -> None:
     for bad in (["3y4"], ["2x2:complex"], ["2x2", "a=2"]):
         with pytest.raises(InputError):
             parse_inputs(bad)
+
+
+def test_explain_says_why(model_file: Path) -> None:
+    spec = f"{model_file}:small"
+    done = run("explain", spec, "0", "--input", "1x3x8x8")
+    assert done.returncode == 0 and "can be cut" in done.stdout and "tied by convolution" in done.stdout
+    record = json.loads(run("explain", spec, "2", "--input", "1x3x8x8", "--json").stdout)
+    assert record["layer"] == "2"
+    assert [(group["name"], group["frozen"] is None) for group in record["groups"]] == [("0", True), ("2", False)]
+    assert record["groups"][0]["members"] == ["0.weight[0]", "0.bias[0]", "2.weight[1]"]
+    unknown = run("explain", spec, "nowhere", "--input", "1x3x8x8")
+    assert unknown.returncode == 1 and "nothing to explain about 'nowhere'" in unknown.stderr
+
+
+def test_inspect_by_granularity_and_without_some_layers(model_file: Path) -> None:
+    spec = f"{model_file}:small"
+    done = run("inspect", spec, "-i", "1x3x8x8", "-g", "weight", "--json")
+    assert [group["size"] for group in json.loads(done.stdout)["groups"] if group["frozen"] is None] == [216, 288]
+    ignored = run("inspect", spec, "-i", "1x3x8x8", "--ignore", "0")
+    assert ignored.returncode == 1 and "is ignored, as asked" in ignored.stderr
+
+
+def test_view_writes_a_page_or_prints_its_data(model_file: Path, tmp_path: Path) -> None:
+    spec, page = f"{model_file}:small", tmp_path / "out.html"
+    done = run("view", spec, "--input", "1x3x8x8", "-o", str(page), "--no-open")
+    assert done.returncode == 0 and page.read_text().startswith("<!doctype html>"), done.stderr
+    data = json.loads(run("view", spec, "--input", "1x3x8x8", "--json").stdout)
+    assert [node["op"] for node in data["nodes"]] == ["input", "Conv2d", "ReLU", "Conv2d", "output"]
+    missing = run("view", spec, "--input", "1x3x8x8", "-o", str(tmp_path / "no" / "folder.html"), "--no-open")
+    assert missing.returncode == 1 and "cannot be written" in missing.stderr
+
+
+def test_view_serves_a_live_run_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    gated = tgfx.transform(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(1, 4))
+    Live(tmp_path, gated, History(["0"]), total=1).update(1)
+    command = [sys.executable, "-m", "tgfx.cli.app", "view", str(tmp_path), "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert found is not None
+        with urllib.request.urlopen(found[0] + "live.json", timeout=10) as answer:
+            assert json.loads(answer.read())["now"]["step"] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "there is nothing to view" in run("view", str(empty), "--no-open").stderr
+
+
+def test_demo_from_training_to_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "demo.html"
+    done = run("demo", "--steps", "40", "--json", "-o", str(page))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["steps"] == 40 and figures["flops"][1] <= 0.4 * figures["flops"][0]
+    assert figures["largest_difference"] < 1e-4 and page.exists()
+
+
+def test_shell_completion_is_offered() -> None:
+    done = run("--help")
+    assert "--install-completion" in done.stdout
+    assert all(f" {name} " in done.stdout for name in ("inspect", "explain", "view", "demo"))

@@ -50,7 +50,7 @@ def viewer() -> Table:
         gated = tgfx.transform(Residual(**LARGE), torch.randn(*EXAMPLE))
         tgfx.visualize(gated, page)
         nodes = len(gated.facts.source.module.graph.nodes)
-        with chromium() as driver:
+        with chromium("--window-size=1400,900") as driver:
             paints = [_first_paint(driver, page) for _ in range(REPEATS)]
             expand = driver.execute_async_script(
                 "const t = performance.now(); tgfxView.expandAll().then(() => arguments[0](performance.now() - t))"
@@ -74,7 +74,7 @@ def viewer() -> Table:
     paint = statistics.median(paints)
     slowest = max(statistics.median(gaps) for gaps, _ in frames.values())
     how = (
-        f"Headless Chromium without a GPU, 1400 x 900. A residual network of {nodes:,} graph nodes, {size / 1e6:.1f} MB "
+        f"Headless Chromium, no GPU, 1400 x 900. A residual network of {nodes:,} graph nodes, {size / 1e6:.1f} MB "
         f"on disk; {REPEATS} loads, then all modules opened and {FRAMES} frames of panning at three zooms."
     )
     conclusion = (

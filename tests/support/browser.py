@@ -13,7 +13,7 @@ from typing import Any
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--window-size=1400,900",
+    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--window-size=1400,2200",
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ const KIND_WORDS = {
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const hue = (group) => (group * 137.508) % 360;
 const groupColour = (group) => `hsl(${hue(group).toFixed(0)} ${isDark() ? "55% 58%" : "60% 42%"})`;
-const groupTint = (group) => `hsl(${hue(group).toFixed(0)} ${isDark() ? "35% 22%" : "60% 94%"})`;
+const groupTint = (group) => `hsl(${hue(group).toFixed(0)} ${isDark() ? "38% 19%" : "60% 94%"})`;
 
 /** 0..1 to a colour that stays readable under the theme's text. */
 function heatColour(share) {

@@ -28,10 +28,12 @@ async function startEngine() {
     await call(worker, { cmd: "register", algorithms: ["layered"] });
     return worker;
   } catch {
-    window.module = { exports: {} };
+    window.exports = {};
+    window.module = { exports: window.exports }; // where the code puts its stand-in for a worker
     await new Promise((done, fail) => document.head.append(el("script", { src: url, onload: done, onerror: fail })));
-    const Local = window.module.exports.Worker || window.module.exports.default;
+    const Local = window.module.exports.Worker;
     delete window.module;
+    delete window.exports;
     const worker = new Local();
     await call(worker, { cmd: "register", algorithms: ["layered"] });
     return worker;

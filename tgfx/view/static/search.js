@@ -79,10 +79,7 @@ searchBox.addEventListener("keydown", (event) => {
     if (count) cursorAt = (cursorAt + (event.key === "ArrowDown" ? 1 : -1) + count) % count;
     drawResults();
   } else if (event.key === "Enter") choose(cursorAt);
-  else if (event.key === "Escape") {
-    clearSearch();
-    svg.focus();
-  } else return;
+  else return;
   event.preventDefault();
   event.stopPropagation();
 });
