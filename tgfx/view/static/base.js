@@ -37,7 +37,11 @@ function brief(value) {
   return size < 0.001 ? value.toExponential(1) : value.toPrecision(3);
 }
 
-const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)}%` : "–");
+function percent(share) {
+  if (!Number.isFinite(share)) return "–";
+  if (share > 0 && share < 0.0005) return "<0.1%";
+  return `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)}%`;
+}
 
 /** 64×56×56; a leading batch of one says nothing. */
 function shapeText(shape) {

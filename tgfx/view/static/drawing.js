@@ -31,13 +31,14 @@ function heatShare(place) {
   return Math.sqrt(value / most);
 }
 
-function fillOf(place) {
+function fillOf(place, detail) {
   if (state.colour === "group") {
     const own = groupsOf(place);
-    return own.length && place.startsWith("n") ? groupTint(own[0]) : themeValue("--node");
+    if (!own.length || !place.startsWith("n")) return themeValue("--node");
+    return detail === "far" ? groupColour(own[0]) : groupTint(own[0]); // nothing is to be read on it from afar
   }
   const share = heatShare(place);
-  if (share === null) return themeValue("--node");
+  if (share === null || (share === 0 && state.colour !== "kept")) return themeValue("--node");
   return state.colour === "kept" ? keptColour(share) : heatColour(share);
 }
 
@@ -88,7 +89,7 @@ function drawBox(box, detail) {
     g.append(sv("rect", { class: "outline", width, height, rx: 10 }));
     return g;
   }
-  g.append(sv("rect", { class: "outline", width, height, rx: 6, fill: fillOf(place) }));
+  g.append(sv("rect", { class: "outline", width, height, rx: 6, fill: fillOf(place, detail) }));
   const reasons = keptReasons(place);
   if (reasons.length) g.append(sv("rect", { class: "hatch", width, height, rx: 6, fill: "url(#hatch)" }));
   const own = groupsOf(place);

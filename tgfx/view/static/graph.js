@@ -117,11 +117,12 @@ function firstView() {
   applyView();
 }
 
-function centre(place, least = 0.7) {
+/** zoom: exactly this one; otherwise the one there is, if that can be read. */
+function centre(place, zoom) {
   const box = boxAt.get(place);
   if (!box) return;
   const v = state.view;
-  v.k = Math.max(v.k, least);
+  v.k = zoom || Math.max(v.k, 0.7);
   const tall = box.frame && box.height * v.k > stage.clientHeight;
   v.x = stage.clientWidth / 2 - (box.x + box.width / 2) * v.k;
   v.y = tall ? 40 - box.y * v.k : stage.clientHeight / 2 - (box.y + box.height / 2) * v.k;

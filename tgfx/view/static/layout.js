@@ -109,6 +109,14 @@ const OPTIONS = {
   "elk.padding": "[top=0,left=0,bottom=0,right=0]",
 };
 
+// a dense block joins each of its layers with all later ones: what is best there would take seconds to find
+const DENSE = 100;
+const QUICK = {
+  "elk.layered.thoroughness": "1",
+  "elk.layered.nodePlacement.strategy": "SIMPLE",
+  "elk.layered.crossingMinimization.greedySwitch.type": "OFF",
+};
+
 /** Drawn children of an open module, and the edges between them ("in" and "out" stand for the world outside). */
 function levelOf(module) {
   const inside = new Map(); // leaf -> child of this module that it is in
@@ -177,7 +185,7 @@ async function layLevel(module) {
   if (exited) children.push(gateway("out", "LAST_SEPARATE"));
   const graph = {
     id: "level",
-    layoutOptions: { ...OPTIONS, "elk.layered.thoroughness": level.edges.length > 150 ? "2" : "7" },
+    layoutOptions: level.edges.length > DENSE ? { ...OPTIONS, ...QUICK } : OPTIONS,
     children,
     edges: level.edges.map((edge, k) => ({ id: `e${k}`, sources: [edge.from], targets: [edge.to] })),
   };

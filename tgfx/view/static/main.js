@@ -92,5 +92,5 @@ async function start() {
   }));
 }
 
-window.tgfxView = { data, state, fragment, wholePicture, expandAll, collapseAll, fit, relayout, zoomAt, drawn: () => drawnBoxes.size };
+window.tgfxView = { data, state, fragment, wholePicture, expandAll, collapseAll, fit, relayout, zoomAt, centre, select, drawn: () => drawnBoxes.size };
 start();

@@ -369,7 +369,10 @@ function groupDetails(g) {
     group.frozen ? null : section(`${whole(openOf(g))} of ${whole(group.size)} ${words} open`, strip(g)),
     marginal ? el("dl", { class: "facts" }, fact("one gate costs", `${brief(marginal.flops[0])} FLOPs, ${brief(marginal.params[0])} parameters`, marginal.flops[2] - marginal.flops[1] > 1e-6 * Math.abs(marginal.flops[2]) ? el("span", { class: "dim" }, ` (FLOPs from ${brief(marginal.flops[1])} to ${brief(marginal.flops[2])})`) : null)) : null,
     own.latent && own.latent.counts.length ? section("Latent weights of the gates", histogram(own.latent, groupColour(g))) : null,
-    section(`Parameter axes (${axes.size})`, el("ul", { class: "plain" }, [...axes].map(([name, { axes: list, nodes: at }]) => el("li", {}, at.length ? nodeLink(at[0], `${name}${list.length ? `[${list.join(", ")}]` : ""}`) : `${name}${list.length ? `[${list.join(", ")}]` : ""}`)))),
+    section(`Parameter axes (${axes.size})`, el("ul", { class: "plain" }, [...axes].map(([name, { axes: list, nodes: at }]) => {
+      const text = [name, list.length ? el("span", { class: "axis" }, `[${list.join(", ")}]`) : ""];
+      return el("li", {}, at.length ? nodeLink(at[0], text) : text);
+    }))),
     group.ties.length ? section(`Tied by (${group.ties.length})`, el("ul", { class: "plain" }, group.ties.slice(0, 60).map((tie) => el("li", {}, el("b", {}, tie.op || tie.reason), " at ", tie.node >= 0 ? nodeLink(tie.node, tie.at) : tie.at, lineOf(tie.line))))) : null,
   ];
 }
