@@ -470,6 +470,50 @@ def test_parameters_and_sizes_are_folded_until_asked_for(driver: Any, tmp_path: 
     assert complaints(driver) == []
 
 
+def test_kept_inputs_do_not_hatch_a_layer_whose_outputs_can_go(driver: Any, tmp_path: Path) -> None:
+    class Skip(nn.Module):
+        """The stream makes the output, so it is kept; what is inside of the branch can go."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.relu(self.up(x)))
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.skip = nn.Linear(3, 4), Skip()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.skip(self.first(x))
+
+    open_page(driver, tgfx.visualize(Two(), tmp_path / "two.html", example_inputs=torch.randn(1, 3)))
+    hatched = driver.execute_script(
+        "return [...document.querySelectorAll('.hatch')].map((one) => one.parentNode.dataset.place)"
+    )
+    assert sorted(hatched) == sorted([place(driver, "first"), place(driver, "skip.down")])
+    click(driver, box(driver, "skip.up"))
+    assert "Some of its parameters' axes are kept" in panel(driver) and "makes the model's output" in panel(driver)
+    assert complaints(driver) == []
+
+
+def test_single_weights_are_counted_as_weights(driver: Any, tmp_path: Path) -> None:
+    gated = tgfx.transform(Residual(stages=1), torch.randn(*EXAMPLE), granularity="weight").eval()
+    with torch.no_grad():
+        gated.gates["stem.weight"].weight[:4] = -1.0
+    open_page(driver, tgfx.visualize(gated, tmp_path / "weights.html"), "#t=channels")
+    bars = [one.get_attribute("aria-label") for one in driver.find_elements("css selector", ".bar")]
+    assert "stem.weight: 12 of 24 weights" in bars and len(bars) == len(gated.gates)
+    click(driver, box(driver, "stem"))
+    hatched = driver.find_elements("css selector", ".hatch")
+    assert len(hatched) == 2  # the batch norms
+    open_page(driver, driver.current_url.split("#")[0], "#t=groups&s=g0")
+    assert "12 of 24 weights open" in panel(driver)
+    assert complaints(driver) == []
+
+
 def test_a_notebook_frame_draws_without_an_origin(driver: Any, gated: tgfx.GatedModule, tmp_path: Path) -> None:
     path = tmp_path / "cell.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><title>cell</title>{gated._repr_html_()}", encoding="utf-8")

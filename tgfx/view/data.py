@@ -1,7 +1,7 @@
 """Everything a page knows, as one JSON value. The page only draws it.
 
 {
-  "format": 1, "name", "front_end", "tgfx",
+  "format": 1, "name", "front_end", "tgfx", "weights": whether single weights are gated and not channels,
   "nodes":  [{name, path, module, op, kind, detail, line, inputs, shape, flops, params, uncounted, groups, closed_box}],
   "modules": {path: class name},
   "groups": [{name, kind, size, op, members: [{name, axis, nodes}], ties: [{reason, at, op, line, node}], frozen}],
@@ -59,6 +59,7 @@ def page_data(
         "name": subject.name,
         "tgfx": __version__,
         "front_end": subject.source.front_end,
+        "weights": subject.coupling is None,
         "nodes": static_nodes(subject, shapes),
         "modules": module_types(subject.nodes, subject.source.module),
         "groups": static_groups(subject),

@@ -30,6 +30,7 @@ function strip(g, width = 360) {
 }
 
 function histogram(latent, colour) {
+  if (latent.counts.length === 1) return el("p", {}, `All ${whole(latent.counts[0])} are ${latent.low.toPrecision(3)}.`);
   const w = 360, h = 90, base = h - 18;
   const most = Math.max(1, ...latent.counts);
   const bar = w / latent.counts.length;

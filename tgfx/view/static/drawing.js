@@ -69,7 +69,7 @@ function describe(place) {
   const parts = [words.title, words.kind, figureOf(place)];
   const own = groupsOf(place);
   if (own.length) parts.push(own.length === 1 ? `group ${groups[own[0]].name}, ${openOf(own[0])} of ${groups[own[0]].size} open` : `${own.length} groups`);
-  keptReasons(place).forEach((one) => parts.push(`kept: ${one.reason}`));
+  if (isKept(place)) keptReasons(place).forEach((one) => parts.push(`kept: ${one.reason}`));
   return parts.filter(Boolean).join(", ");
 }
 
@@ -90,8 +90,7 @@ function drawBox(box, detail) {
     return g;
   }
   g.append(sv("rect", { class: "outline", width, height, rx: 6, fill: fillOf(place, detail) }));
-  const reasons = keptReasons(place);
-  if (reasons.length) g.append(sv("rect", { class: "hatch", width, height, rx: 6, fill: "url(#hatch)" }));
+  if (isKept(place)) g.append(sv("rect", { class: "hatch", width, height, rx: 6, fill: "url(#hatch)" }));
   const own = groupsOf(place);
   const shown = own.slice(0, 8);
   shown.forEach((group, k) => g.append(sv("rect", {

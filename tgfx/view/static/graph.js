@@ -386,7 +386,7 @@ function tipLines(place) {
   else if (own.length) lines.push(el("div", {}, `channels of ${own.length} groups`));
   const flops = sumOf(place, "flops") + sumOf(place, "uncounted"), params = sumOf(place, "params");
   if (flops || params) lines.push(el("div", { class: "dim" }, `${brief(flops)} FLOPs · ${brief(params)} parameters`));
-  for (const one of keptReasons(place).slice(0, 3)) lines.push(el("div", { class: "reason" }, `kept: ${one.reason}`));
+  for (const one of isKept(place) ? keptReasons(place).slice(0, 3) : []) lines.push(el("div", { class: "reason" }, `kept: ${one.reason}`));
   return lines;
 }
 

@@ -160,6 +160,21 @@ function keptShare(place) {
   return size ? own.reduce((sum, g) => sum + openOf(g), 0) / size : null;
 }
 
+/** Whether what a place gives is kept as a whole. A layer may also have kept inputs: that is in its details only. */
+function isKept(place) {
+  if (place.startsWith("m:")) {
+    const own = modules.get(place.slice(2)).leaves.filter((i) => memberOf[i].length || nodes[i].closed_box);
+    return own.length > 0 && own.every((i) => isKept(`n${i}`));
+  }
+  const i = Number(place.slice(1));
+  if (nodes[i].closed_box) return true;
+  const all = leavesOf(place);
+  const gated = data.weights ? all.some((k) => memberOf[k].some((g) => !groups[g].frozen)) : nodes[i].groups.length > 0;
+  return !gated && all.some((k) => frozenOf[k].length > 0);
+}
+
+const gateWord = (group) => (data.weights ? "weights" : { channel: "channels", head: "heads", layer: "branch", choice: "alternatives" }[group.kind] || "gates");
+
 function keptReasons(place) {
   const found = new Map();
   for (const i of leavesOf(place)) {

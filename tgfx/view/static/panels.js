@@ -66,7 +66,7 @@ function overviewPanel() {
     el("dt", {}, el("span", { class: "swatch modular" }, "+")), el("dd", {}, "a closed module: double-click, or Enter, opens it"));
   return [
     section("Totals", table, el("p", { class: "dim small" }, "FLOPs: 2 × multiply-adds per sample, convolutions and fully-connected layers")),
-    section("Gates", el("p", {}, gatedGroups.length ? `${whole(gatedGroups.length)} groups, ${whole(open)} of ${whole(channels)} gates open` : "Nothing in this model can be gated.")),
+    section("Gates", el("p", {}, gatedGroups.length ? `${whole(gatedGroups.length)} group${gatedGroups.length === 1 ? "" : "s"}, ${whole(open)} of ${whole(channels)} gates open` : "Nothing in this model can be gated.")),
     keptSection(),
     section("How to read it", legend),
   ];
@@ -193,6 +193,7 @@ function costPanel() {
 // -- channels per layer ----------------------------------------------------------------------------------------------------------------
 
 function channelsPanel() {
+  if (data.weights) return weightsPanel();
   const rows = [];
   nodes.forEach((node, i) => {
     if (!["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Linear", "linear", "conv2d", "Embedding"].includes(node.op) || !node.shape) return;
@@ -204,17 +205,29 @@ function channelsPanel() {
   if (!rows.length) return [empty("No convolution or fully-connected layer.")];
   const most = Math.max(...rows.map((row) => row.before));
   const chart = el("div", { class: "bars", role: "list", "aria-label": "output channels kept per layer" }, rows.map(({ i, before, after }) => {
-    const own = nodes[i].groups[0];
-    const colour = own === undefined ? themeValue("--muted") : groupColour(own);
-    return el("button", {
-      type: "button", class: "bar", role: "listitem", "aria-label": `${nodes[i].path}: ${after} of ${before} channels`, onclick: () => goTo(i),
-      onpointerenter: () => own !== undefined && hoverGroup(own), onpointerleave: () => hoverGroup(null),
-    },
-    el("span", { class: "name", title: nodes[i].path }, tailOf(nodes[i].kind === "call_module" ? nodes[i].path : `${nodes[i].module}.${nodes[i].op}`, 28)),
-    el("span", { class: "lane" }, el("span", { class: "before", style: `width:${(before / most) * 100}%` }), el("span", { class: "after", style: `width:${(after / most) * 100}%;background:${colour}` })),
-    el("span", { class: "count" }, after === before ? whole(before) : `${whole(after)} / ${whole(before)}`));
+    const name = nodes[i].kind === "call_module" ? nodes[i].path : `${nodes[i].module}.${nodes[i].op}`;
+    return bar(name, before, after, most, "channels", nodes[i].groups[0], () => goTo(i));
   }));
   return [el("p", { class: "dim small" }, "Output channels per layer, in the order of the model: kept (solid) of all (light)."), chart];
+}
+
+function weightsPanel() {
+  const most = Math.max(1, ...gatedGroups.map((g) => groups[g].size));
+  return [
+    el("p", { class: "dim small" }, "Weights per layer: open (solid) of all (light)."),
+    el("div", { class: "bars", role: "list", "aria-label": "weights kept per layer" }, gatedGroups.map((g) => bar(groups[g].name, groups[g].size, openOf(g), most, "weights", g, () => showGroup(g)))),
+  ];
+}
+
+function bar(name, before, after, most, what, group, chosen) {
+  const colour = group === undefined ? themeValue("--muted") : groupColour(group);
+  return el("div", { role: "listitem" }, el("button", {
+    type: "button", class: "bar", "aria-label": `${name}: ${after} of ${before} ${what}`, onclick: chosen,
+    onpointerenter: () => group !== undefined && hoverGroup(group), onpointerleave: () => hoverGroup(null),
+  },
+  el("span", { class: "name", title: name }, tailOf(name, 28)),
+  el("span", { class: "lane" }, el("span", { class: "before", style: `width:${(before / most) * 100}%` }), el("span", { class: "after", style: `width:${(after / most) * 100}%;background:${colour}` })),
+  el("span", { class: "count" }, after === before ? whole(before) : `${brief(after)} / ${brief(before)}`)));
 }
 
 // -- training ----------------------------------------------------------------------------------------------------------------------------
@@ -338,7 +351,7 @@ function moduleDetails(path) {
 function keptBlock(place) {
   const reasons = keptReasons(place);
   if (!reasons.length) return null;
-  return el("section", { class: "kept-block" }, el("h2", {}, "Kept whole"), reasons.slice(0, 8).map((one) => el("div", { class: "kept-reason" },
+  return el("section", { class: "kept-block" }, el("h2", {}, isKept(place) ? "Kept whole" : place.startsWith("m:") ? "Kept inside" : "Some of its parameters' axes are kept"), reasons.slice(0, 8).map((one) => el("div", { class: "kept-reason" },
     el("p", { class: "reason" }, one.reason, one.op && one.op !== "output" ? el("span", { class: "dim" }, ` (${one.op}${one.at ? ` at ${one.at}` : ""})`) : one.at ? el("span", { class: "dim" }, ` (at ${one.at})`) : null),
     lineOf(one.line),
     one.group !== undefined ? chip(one.group) : null)));
@@ -353,7 +366,7 @@ function groupCard(g) {
 function groupDetails(g) {
   const group = groups[g];
   const own = now().groups[g];
-  const words = { channel: "channels", head: "heads", layer: "branch", choice: "alternatives" }[group.kind] || "gates";
+  const words = gateWord(group);
   const marginal = own.marginal;
   const axes = new Map();
   for (const member of group.members) {
