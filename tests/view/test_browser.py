@@ -151,6 +151,21 @@ def test_clicking_a_group_shows_axes_and_ties(driver: Any, page: Path, gated: tg
     assert complaints(driver) == []
 
 
+def test_a_node_shows_its_sizes_and_prices(driver: Any, page: Path, gated: tgfx.GatedModule) -> None:
+    open_page(driver, page)
+    click(driver, box(driver, "stages.0.0.conv1"))
+    text = panel(driver)
+    kept, entering = gated.gates["stages.0.0.conv1"].open_count(), gated.gates["stem"].open_count()
+    assert f"8×6×6 → {kept}×6×6" in text
+    assert f"584 → {kept * (entering * 9 + 1)}" in text  # parameters
+    flops = [2 * 36 * 9 * own for own in (8 * 8, kept * entering)]
+    assert f"{flops[0] / 1e3:.3g} k → {flops[1] / 1e3:.3g} k" in text
+    marginal = gated.marginal("flops")["stages.0.0.conv1"].mean() / 1e3
+    assert f"one channel costs\n{float(marginal):.3g} k FLOPs" in text
+    assert "tests/support/view_models.py" in text or "support/view_models.py" in text
+    assert complaints(driver) == []
+
+
 def test_search_by_name_and_operator(driver: Any, page: Path) -> None:
     open_page(driver, page)
     press(driver, "/")

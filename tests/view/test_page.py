@@ -16,7 +16,7 @@ import tgfx
 from tests.support.view_models import EVIL, EXAMPLE, Evil, Residual
 from tgfx.errors import InputError
 from tgfx.view.data import page_data
-from tgfx.view.page import embedded, notebook, page
+from tgfx.view.page import SCRIPTS, embedded, notebook, page
 
 
 class Elements(HTMLParser):
@@ -95,6 +95,11 @@ def test_a_notebook_gets_a_frame_of_its_own() -> None:
     assert tag == "iframe" and "allow-same-origin" not in (attributes["sandbox"] or "")
     assert (attributes["srcdoc"] or "").startswith("<!doctype html>")
     assert notebook(page_data(gated)) == gated._repr_html_()
+
+
+def test_every_script_is_in_the_page() -> None:
+    folder = Path(tgfx.__file__).parent / "view" / "static"
+    assert sorted(SCRIPTS) == sorted(file.name for file in folder.glob("*.js"))
 
 
 def test_the_layout_engine_keeps_its_license() -> None:

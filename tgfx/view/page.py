@@ -11,9 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+# one scope, in this order: what a file does at once may use only the files before it
 SCRIPTS = (
-    "base.js", "model.js", "layout.js", "drawing.js", "graph.js", "charts.js", "panels.js", "search.js", "sharing.js",
-    "live.js", "main.js",
+    "base.js", "model.js", "layout.js", "drawing.js", "graph.js", "expansion.js", "highlights.js", "pointer.js",
+    "keys.js", "charts.js", "panels.js", "panel_overview.js", "panel_groups.js", "panel_cost.js", "panel_channels.js",
+    "panel_training.js", "panel_compare.js", "panel_details.js", "search.js", "sharing.js", "live.js", "main.js",
 )  # fmt: skip
 
 
