@@ -15,6 +15,7 @@ from torch import fx, nn
 import tgfx
 from tests.support.random_models import Case, build
 from tgfx.capture import capture
+from tgfx.ir.source import tensors_in
 from tgfx.passes.carry import carry_gates
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import KINDS, build_cost
@@ -151,7 +152,8 @@ class Bench:
     def __init__(self, case: Case) -> None:
         with torch.no_grad():
             self.model = build(case)
-            self.source = capture(self.model, (case.example(),), {})
+            example = case.example()
+            self.source = capture(self.model, (example,), {}, tensors_in(self.model(example)))
             self.channels = analyse_channels(self.source)
             self.source.result = None
             self.coupling = couple(self.channels)

@@ -23,7 +23,7 @@ app.command("inspect")(inspect_command)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(__version__)
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         app()
     except TgfxError as error:
-        print(error, file=sys.stderr)
+        typer.echo(str(error), err=True)
         sys.exit(FAILED)
 
 

@@ -23,7 +23,7 @@ def inspect_command(model: Model, input: Input = None, checkpoint: Checkpoint = 
     """What can be gated in a model, what is tied, what is kept and why."""
     gated = transform(load_model(model, checkpoint=checkpoint), parse_inputs(input or []))
     if not as_json:
-        print(gated.report())
+        typer.echo(str(gated.report()))
         return
     groups = [
         {
@@ -34,4 +34,4 @@ def inspect_command(model: Model, input: Input = None, checkpoint: Checkpoint = 
         }
         for group in gated.groups
     ]
-    print(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))
+    typer.echo(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))

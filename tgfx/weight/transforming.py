@@ -37,7 +37,7 @@ def transform_weights(
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
         reference = prepare(mine, args, kwargs, Remembered())
-        source = capture(mine, args, kwargs)
+        source = capture(mine, args, kwargs, reference)
         uses = find_weights(source)
         check_capture(source, reference)
         kept = _kept(source, uses, ignored)
