@@ -30,11 +30,12 @@ def weight_memory() -> Table:
     return Table(
         "Memory of weight gates",
         f"torchvision's vgg16, batch 1, {STEPS} steps of SGD, with `budget_loss(params=0.1, weight=1)`: "
-        f"largest resident size of a process, holes in the heap kept small (`MALLOC_MMAP_THRESHOLD_`). The gates themselves take {gates / mib:.0f} MiB.",
+        f"largest resident size of a process, holes in the heap kept small "
+        f"(`MALLOC_MMAP_THRESHOLD_`). The gates themselves take {gates / mib:.0f} MiB.",
         ("model", "peak, MiB", "more than plain, in sizes of the gates"),
         rows,
         f"Extra memory {extra:.2f} times the gates, which is the gates and their gradients "
-        f"(target at most {TARGET}: {met(round(extra, 1) <= TARGET)}).",
+        f"(target at most {TARGET}: {met(extra <= TARGET)}).",
     )
 
 
