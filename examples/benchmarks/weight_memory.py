@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import tgfx
-from examples.benchmarks.tables import Table, met
+from examples.benchmarks.tables import Table, few_holes, met
 
 TARGET = 2.0
 STEPS = 2
@@ -42,8 +41,7 @@ def weight_memory() -> Table:
 def _worker(kind: str) -> tuple[int, int]:
     """(peak bytes, bytes of all gated weights), in a process of its own."""
     command = [sys.executable, "-m", "examples.benchmarks.weight_memory", kind]
-    own_pages = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}  # large tensors go back to the system when freed
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=own_pages)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=few_holes())
     peak, gates = done.stdout.split()[-2:]
     return int(peak), int(gates)
 
