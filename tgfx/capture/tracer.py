@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,15 @@ class InPlaceProxy(fx.Proxy):
             view.fill_(value)
         else:
             view.copy_(value)
+
+    def __ceil__(self) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", math.ceil, (self,), {})
+
+    def __floor__(self) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", math.floor, (self,), {})
+
+    def __round__(self, digits: int | None = None) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", round, (self, digits), {})
 
     def __len__(self) -> int:
         return self.tracer.to_length(self)  # type: ignore[attr-defined]
