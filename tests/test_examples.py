@@ -14,6 +14,7 @@ import torch
 
 from examples.cifar10 import data
 from examples.resnet56 import run as resnet56
+from examples.sine import run as sine
 
 
 @pytest.mark.parametrize("train", ["joint", "gates"])
@@ -23,6 +24,16 @@ def test_resnet56_quick(train: str) -> None:
     assert 0.55 <= report["flops"] <= 0.6
     assert 0 <= report["compact"] <= 1
     assert all(width > 0 for width in report["widths"].values())
+
+
+def test_sine_quick(tmp_path: Path) -> None:
+    found = sine.main(["--quick", "--out", str(tmp_path)])
+    gates = [one for one in found if one.method == "gates"]
+    softmax = [one for one in found if one.method == "softmax"]
+    assert all(one.used == 1 for one in gates)
+    assert all(one.used > 1 for one in softmax)
+    assert sum(one.error < 1e-3 for one in gates) >= 2
+    assert "<svg" in (tmp_path / "sine.svg").read_text()
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:
