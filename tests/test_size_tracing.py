@@ -178,3 +178,26 @@ def test_a_false_assertion_of_the_model_still_fails() -> None:
     gated = tgfx.transform(Asks(asserts).eval(), torch.randn(1, 3, 6, 6)).eval()
     with pytest.raises(AssertionError):
         gated(torch.randn(1, 3, 8, 6))
+
+
+def test_attempts_that_fail_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class SkipsALayer(nn.Module):
+        """Traced by torch.export in eval mode, and by nothing in train mode."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(x.ndim - 1):
+                x = self.first(x)
+            if self.training and torch.rand([]) < 0.5:
+                return self.third(x)
+            return self.third(self.second(x).relu())
+
+    model = SkipsALayer().eval()
+    gated = tgfx.transform(model, torch.randn(2, 4)).eval()
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(gated(x), model(x), rtol=1e-6, atol=1e-6)
+    out, err = capfd.readouterr()
+    assert out == "" and err == ""
