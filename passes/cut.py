@@ -28,7 +28,7 @@ from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
-from tgfx.passes.demand import Demand
+from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -232,6 +232,8 @@ class _Surgeon:
             return copy.args[0][copy.args[1]]  # a size that is known by now
         if node.op == "call_function" and node.target in _ARITHMETIC and not copy.all_input_nodes:
             return node.target(*copy.args, **copy.kwargs)
+        if is_check(node) and copy.args and copy.args[0] is True:
+            return None  # it was about channels alone, and they are what they are now
         value = resize(self, node, copy, self.source.module)
         if node.name in self.channels.const_nodes and isinstance(value, fx.Node):
             return self._slice_constant(node, value)

@@ -530,13 +530,15 @@ class OwnBranch(Moded):
         return 2 * x if self.training else x
 
 
-class WithSetItem(Moded):
+class WithRange(Moded):
     """Plain fx cannot follow this: the export front end does."""
 
     def between(self, x: Tensor) -> Tensor:
         y = torch.zeros_like(x)
         y[:, :4] = x[:, 4:]
-        return y + self.middle(x)
+        for _ in range(x.ndim - 3):
+            y = y + self.middle(x)
+        return y
 
 
 class DropPath(nn.Module):
@@ -554,7 +556,7 @@ MODED = {
     "own_branch": OwnBranch,
     **{
         f"{front}-{type(layer).__name__}": lambda kind=kind, layer=layer: kind(copy.deepcopy(layer))
-        for front, kind in (("fx", Moded), ("export", WithSetItem))
+        for front, kind in (("fx", Moded), ("export", WithRange))
         for layer in (
             nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.RReLU(), nn.BatchNorm2d(8),
             nn.InstanceNorm2d(8, affine=True, track_running_stats=True), DropPath(),

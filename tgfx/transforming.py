@@ -15,6 +15,7 @@ from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
+from tgfx.collector import no_full_collections
 from tgfx.errors import (
     AlreadyGatedError,
     IgnoreError,
@@ -28,7 +29,7 @@ from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
 from tgfx.granularity import parse
 from tgfx.instruments import observed
-from tgfx.ir.compare import close
+from tgfx.ir.compare import all_close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.remembered import Remembered
@@ -51,6 +52,7 @@ from tgfx.rng import untouched_rng
 Ignore = str | type | nn.Module
 
 
+@no_full_collections()
 def transform(
     model: nn.Module,
     example_inputs: Any = None,
@@ -85,7 +87,7 @@ def transform(
         parametrizations = take_parametrizations(mine)
         remembered = Remembered()
         reference = prepare(mine, args, kwargs, remembered)
-        source = capture(mine, args, kwargs)
+        source = capture(mine, args, kwargs, reference)
         observed("capture", source, source)
         choices = lift_choices(source, gates)
         if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
@@ -213,11 +215,7 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
 
 
 def check_capture(source: Source, reference: list[Tensor]) -> None:
-    found = tensors_in(source.result)
-    same = len(found) == len(reference) and all(
-        a.shape == b.shape and close(a, b) for a, b in zip(reference, found, strict=True)
-    )
-    if not same:
+    if not all_close(reference, tensors_in(source.result)):
         raise VerificationError(
             "the captured graph does not compute what the model does",
             expected="equal outputs on the example",

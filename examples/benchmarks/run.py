@@ -1,7 +1,8 @@
-"""Run the benchmarks and write RESULTS.md.
+"""Run the benchmarks; each writes its own section of RESULTS.md.
 
 make bench
-python -m examples.benchmarks.run growth          only this one, nothing is written
+python -m examples.benchmarks.run growth              only this one, nothing is written
+python -m examples.benchmarks.run growth --update     only this one, its section is written anew
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from examples.benchmarks.weight_memory import weight_memory
 from examples.zoo.run import write
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+HEAD = "# Benchmarks\n\nWritten by `make bench`. Figures are ratios where they can be.\n"
+_SECTION = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 COMMAND = "python -m examples.benchmarks.run"
 BENCHMARKS: dict[str, Callable[[], Table]] = {
     "transform_time": transform_time,
@@ -44,29 +48,34 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"some of: {', '.join(BENCHMARKS)}")
-    parser.add_argument("--output", type=Path, help="write the page here, even for some of the benchmarks")
+    parser.add_argument("--update", action="store_true", help="write the sections of these benchmarks anew")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="another page than RESULTS.md")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    head = _head(options.names)
-    tables = []
     for name in options.names or BENCHMARKS:
         print(f"{name} ...", flush=True)
-        tables.append(BENCHMARKS[name]())
-        print(tables[-1].conclusion, flush=True)
-    output = options.output or (None if options.names else RESULTS)
-    if output:
-        write(output, "\n".join([head, *(table.markdown() for table in tables)]))
-        print(f"written: {output}")
+        where = _where()
+        table = BENCHMARKS[name]()
+        print(table.conclusion, flush=True)
+        if options.update or not options.names:
+            update(options.output, name, f"{table.markdown()}\n{where}\n")
+            print(f"written: {options.output}")
 
 
-def _head(names: list[str]) -> str:
-    """Where and how: the load tells whether other jobs ran at the same time."""
-    command = " ".join([COMMAND, *names])
-    load = f"load average {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, {load}"
-    return f"# Benchmarks\n\nWritten by `{command}` on {machine}. Figures are ratios where they can be.\n"
+def update(page: Path, name: str, text: str) -> None:
+    """Put a benchmark's section into the page, in the place of its last one; sections are in the order of the table."""
+    sections = dict(_SECTION.findall(page.read_text())) if page.exists() else {}
+    sections[name] = text
+    known = [one for one in BENCHMARKS if one in sections]
+    write(page, HEAD + "".join(f"\n<!-- {one} -->\n{sections[one]}<!-- end -->\n" for one in known))
+
+
+def _where() -> str:
+    """The load tells whether other jobs ran at the same time."""
+    load = f", load average {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
+    return f"({os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}{load})"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ randomised first: *identity* is the largest |gated − model| with all gates ope
 |compact − gated| with each atom closed with probability ½, both over the largest output. The FLOPs (2 x
 multiply-adds per sample in convolutions and fully-connected layers, as `FlopCounterMode` counts them on the
 compact model) and the number of parameters must be the promised ones to the integer, and closing the gates
-must change the output. *Removed* is the share of parameters that the cut took. *Kept* lists layers whose
+must change the output. *Removed* is the share of parameters that the cut took, *transform* is in processor
+seconds. *Kept* lists layers whose
 channels stay, and why; the layer that makes the output always stays and is left out.
 
 | model | front end | gated channels | identity | cut | removed | transform, s | kept | verdict |

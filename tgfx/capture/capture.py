@@ -1,7 +1,8 @@
 """Choosing a front end.
 
-Plain fx first: fast, and sizes stay free. Where it cannot follow the model, torch.export. Where that fails too, fx
-again with the submodules that cannot be traced kept closed (opaque), each with its reason.
+Plain fx first: fast, and sizes stay free. Where the code asks for sizes, fx with the answers of the example, which are
+checked in every call. Where that cannot follow the model, torch.export. Where that fails too, fx again with the
+submodules that cannot be traced kept closed (opaque), each with its reason.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
 from tgfx.capture.exported import export_graph
 from tgfx.capture.modes import FOLLOWING_LAYERS, merge_modes, mode_readers
 from tgfx.capture.raising import raise_layers
+from tgfx.capture.sizes import ExampleSizes
 from tgfx.capture.tracer import TracingFailed, trace
 from tgfx.errors import CaptureError, InputError
 from tgfx.ir.buffers import buffers_restored
-from tgfx.ir.compare import close
+from tgfx.ir.compare import all_close
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.remembered import Remembered
@@ -58,18 +60,43 @@ def prepare(
     return outputs
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Source:
-    """A graph over `model` (which belongs to us: a copy of the user's)."""
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: list[torch.Tensor]) -> Source:
+    """A graph over `model` (which belongs to us: a copy of the user's); `reference` is what it gives on the example."""
     left_out = _left_out(model, args, kwargs)
     try:
         return _in_both_modes(model, args, kwargs, "fx", lambda: trace(model, left_out, set(), open_wrapped=True))
     except TracingFailed as failure:
         first = failure
+    by_sizes = _traced_by_sizes(model, args, kwargs, left_out, reference)
+    if by_sizes is not None:
+        return by_sizes
     try:
         return _in_both_modes(model, args, kwargs, "export", lambda: export_graph(model, args, kwargs))
     except Exception as error:
         second = error
     return _partial(model, args, kwargs, left_out, first, second)
+
+
+def _traced_by_sizes(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    left_out: dict[str, Any],
+    reference: list[torch.Tensor],
+) -> Source | None:
+    """fx once more, where the code asks for sizes; None if that does not do what the model does."""
+
+    def take() -> fx.GraphModule:
+        return trace(model, left_out, set(), open_wrapped=True, sizes=ExampleSizes(model, args, kwargs))
+
+    try:
+        source = _in_both_modes(model, args, kwargs, "fx", take)
+        if any(str(node.target).startswith("*") and node.users for node in source.module.graph.nodes):
+            return None  # how many arguments there are is not a matter of sizes
+        found = tensors_in(source.module(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+    except Exception:
+        return None
+    return source if all_close(reference, found) else None
 
 
 def _in_both_modes(
@@ -155,8 +182,7 @@ def behaves_alike(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...]
             return False
         finally:
             graph.eval()
-    left, right = seen
-    return len(left) == len(right) and all(a.shape == b.shape and close(a, b) for a, b in zip(left, right, strict=True))
+    return all_close(*seen)
 
 
 @contextmanager

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -21,15 +25,13 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         examples.insert(0, torch.utils._pytree.tree_map(_widened, (args, kwargs)))
     for attempt, example in enumerate(examples):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with _quiet():
                 program = export(model, example[0], example[1], dynamic_shapes=_free(model, *example), strict=False)
             break
         except Exception:
             if attempt + 1 == len(examples):
                 raise
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         module = program.module(check_guards=False)
     graph = module.graph
     _bring_constants(module, model)
@@ -40,6 +42,19 @@ def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         elif node.op == "call_function" and node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)  # would forbid .double() and other devices
     return own
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A failed attempt is not the user's business: torch would print its whole half-made graph."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 def _bring_constants(module: fx.GraphModule, model: nn.Module) -> None:

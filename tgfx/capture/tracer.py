@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.capture.sizes import PLAIN, ExampleSizes, Unknown
 from tgfx.choice import Choice
 from tgfx.ir.lazy_module import LazyGraphModule
-from tgfx.ir.source import is_machinery
+from tgfx.ir.source import is_machinery, source_line
 from tgfx.ops.modules import has_state
 
 _TRANSFORMER = (
@@ -45,13 +47,48 @@ class InPlaceProxy(fx.Proxy):
     def __itruediv__(self, other: Any) -> fx.Proxy:
         return self._in_place(operator.itruediv, other)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Written as a change of a view, which passes know how to cut, and which fx can load again."""
+        if not all(map(_makes_a_view, index if isinstance(index, tuple) else (index,))):
+            raise fx.proxy.TraceError("the model writes to places that a tensor tells")
+        view = self[index]
+        if isinstance(value, bool | int | float):
+            view.fill_(value)
+        else:
+            view.copy_(value)
+
+    def __ceil__(self) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", math.ceil, (self,), {})
+
+    def __floor__(self) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", math.floor, (self,), {})
+
+    def __round__(self, digits: int | None = None) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", round, (self, digits), {})
+
+    def __len__(self) -> int:
+        return self.tracer.to_length(self)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> fx.proxy.Attribute:
+        return InPlaceAttribute(self, name)
+
+
+class InPlaceAttribute(fx.proxy.Attribute, InPlaceProxy):
+    """`x.shape` and its like: asked the same way as the values that they are made from."""
+
+
+def _makes_a_view(index: Any) -> bool:
+    """Whether x[index] shares memory with x; a traced bound of a slice is a size."""
+    plain = index is None or index is ... or isinstance(index, slice)
+    return plain or (isinstance(index, int) and not isinstance(index, bool))
+
 
 class GateTracer(fx.Tracer):
     """Traces a model; records where it fails so that the caller may keep that submodule closed."""
 
-    def __init__(self, opaque: set[str], *, open_wrapped: bool) -> None:
+    def __init__(self, opaque: set[str], *, open_wrapped: bool, sizes: ExampleSizes | None = None) -> None:
         super().__init__(autowrap_modules=())
-        self.opaque, self.open_wrapped = opaque, open_wrapped
+        self.opaque, self.open_wrapped, self.sizes = opaque, open_wrapped, sizes
         self.trace_asserts = True
         self.path: list[str] = []
         self.failed_at: str | None = None
@@ -86,6 +123,46 @@ class GateTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
 
+    # -- what Python asks of a traced value: answered from the example's sizes, and checked again in every call -------
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        answer = bool(self._plain(obj, lambda: super(GateTracer, self).to_bool(obj)))
+        self._check(obj, operator.truth if answer else operator.not_, (obj,), answer)
+        return answer
+
+    def to_length(self, obj: fx.Proxy) -> int:
+        answer = len(self._known(obj, _unknown_length))
+        self._check(obj, operator.eq, (self.create_proxy("call_function", len, (obj,), {}), answer), answer)
+        return answer
+
+    def iter(self, obj: fx.Proxy) -> Iterator:
+        if self.sizes is None:
+            return super().iter(obj)
+        return iter([obj[index] for index in range(self.to_length(obj))])
+
+    def _known(self, obj: fx.Proxy, otherwise: Callable[[], Any]) -> Any:
+        try:
+            if self.sizes is not None:
+                return self.sizes.value(obj.node)
+        except Unknown:
+            pass
+        return otherwise()
+
+    def _plain(self, obj: fx.Proxy, otherwise: Callable[[], Any]) -> Any:
+        answer = self._known(obj, otherwise)
+        return answer if isinstance(answer, PLAIN) else otherwise()
+
+    def _check(self, obj: fx.Proxy, function: Callable, args: tuple, answer: Any) -> None:
+        if self.sizes is None or self.sizes.is_about_device(obj.node):
+            return  # a gated model may be moved
+        held = self.create_proxy("call_function", function, args, {})
+        line = source_line(obj.node)
+        message = (
+            f"the model asks for a fact about sizes at {line}, which was {answer!r} when it was captured; "
+            "for sizes with another answer, transform it anew with an example of these"
+        )
+        self.create_proxy("call_function", torch._assert, (held, message), {})
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Note the user's line: far cheaper than a whole stack trace per node."""
         node = super().create_node(*args, **kwargs)
@@ -104,6 +181,8 @@ class GateTracer(fx.Tracer):
         return super().is_leaf_module(m, qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if self.sizes is not None and self.sizes.computing:
+            return forward(*args, **kwargs)
         name = self.path_of_module(m)
         self.path.append(name)
         result = self._call(m, name, forward, args, kwargs)
@@ -114,6 +193,11 @@ class GateTracer(fx.Tracer):
         if is_plain_attention(m) and name not in self.opaque:
             return multihead_attention(m, self._dropout(m, name), *args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.sizes is not None and self.sizes.computing:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _dropout(self, m: nn.Module, name: str) -> Callable:
         if not m.dropout:
@@ -144,9 +228,20 @@ def acts_on_mode(module: nn.Module) -> bool:
     return own and _mentions_training(kind) and not has_state(module)
 
 
-def trace(root: nn.Module, concrete: dict[str, Any], opaque: set[str], *, open_wrapped: bool) -> fx.GraphModule:
+def _unknown_length() -> NoReturn:
+    raise fx.proxy.TraceError("the model asks a traced value for its length, which sizes do not tell")
+
+
+def trace(
+    root: nn.Module,
+    concrete: dict[str, Any],
+    opaque: set[str],
+    *,
+    open_wrapped: bool,
+    sizes: ExampleSizes | None = None,
+) -> fx.GraphModule:
     """One attempt; a failure carries the name of the submodule it happened in."""
-    tracer = GateTracer(opaque, open_wrapped=open_wrapped)
+    tracer = GateTracer(opaque, open_wrapped=open_wrapped, sizes=sizes)
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

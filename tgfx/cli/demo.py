@@ -87,11 +87,13 @@ def demo_command(
         "page": str(output),
     }
     if as_json:
-        print(json.dumps(figures))
+        typer.echo(json.dumps(figures))
     else:
-        print(gated.report())
-        print(f"accuracy on {len(held_out[0])} held out: {figures['accuracy']:.1%}; max |gated - compact| {apart:.1e}")
-        print(f"written: {output}")
+        typer.echo(str(gated.report()))
+        typer.echo(
+            f"accuracy on {len(held_out[0])} held out: {figures['accuracy']:.1%}; max |gated - compact| {apart:.1e}"
+        )
+        typer.echo(f"written: {output}")
     if open and not as_json:
         webbrowser.open(output.resolve().as_uri())
 

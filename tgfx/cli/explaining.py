@@ -21,9 +21,9 @@ def explain_command(
     gated = transform(load_model(model, checkpoint=checkpoint), parse_inputs(input or []))
     text = gated.explain(layer)
     if not as_json:
-        return print(text)
+        return typer.echo(text)
     about = [
         group for group in gated.groups
         if group.name == layer or any(m.name == layer or m.name.rpartition(".")[0] == layer for m in group.members)
     ]  # fmt: skip
-    print(json.dumps({"layer": layer, "groups": [group_record(group) for group in about]}, indent=2))
+    typer.echo(json.dumps({"layer": layer, "groups": [group_record(group) for group in about]}, indent=2))

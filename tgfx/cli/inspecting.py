@@ -41,10 +41,10 @@ def inspect_command(
         ignore=tuple(ignore or ()),
     )
     if not as_json:
-        print(gated.report())
+        typer.echo(str(gated.report()))
         return
     groups = [group_record(group) for group in gated.groups]
-    print(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))
+    typer.echo(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))
 
 
 def group_record(group: Group) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def view_command(
         return serve(Path(subject), port, open)
     data = page_data(load_model(subject, checkpoint=checkpoint), parse_inputs(input or []))
     if as_json:
-        return print(json.dumps(data, allow_nan=False))
+        return typer.echo(json.dumps(data, allow_nan=False))
     written = write_whole(output, page(data)).resolve()
-    print(f"written: {output}")
+    typer.echo(f"written: {output}")
     if open:
         webbrowser.open(written.as_uri())
 
@@ -46,10 +46,10 @@ def view_command(
 def serve(folder: Path, port: int, open: bool) -> None:
     """Until Ctrl-C."""
     with LiveServer(folder, port) as server:
-        print(f"serving {folder} at {server.url} (Ctrl-C ends)", flush=True)
+        typer.echo(f"serving {folder} at {server.url} (Ctrl-C ends)")
         if open:
             webbrowser.open(server.url)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("ended")
+            typer.echo("ended")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,8 @@ def close(a: Tensor, b: Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
         return True
     scale = a[finite].abs().max().clamp_min(1e-30)
     return bool((a[finite] - b[finite]).abs().max() <= tolerance * scale)
+
+
+def all_close(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    """As many tensors on both sides, of the same shapes, each close to its partner."""
+    return len(left) == len(right) and all(map(close, left, right))

@@ -120,8 +120,8 @@ def _without_gates(model: nn.Module, example_inputs: Any) -> Subject:
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy_model(model).eval()
         remembered = Remembered()
-        prepare(mine, args, kwargs, remembered)
-        source = capture(mine, args, kwargs)
+        reference = prepare(mine, args, kwargs, remembered)
+        source = capture(mine, args, kwargs, reference)
         channels = analyse_channels(source, remembered=remembered)
         coupling = couple(channels)
         sizes = {name: tuple(parameter.shape) for name, parameter in source.module.named_parameters()}

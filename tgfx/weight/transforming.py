@@ -38,7 +38,7 @@ def transform_weights(
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
         reference = prepare(mine, args, kwargs, Remembered())
-        source = capture(mine, args, kwargs)
+        source = capture(mine, args, kwargs, reference)
         observed("capture", source, source)
         uses = observed("weight_uses", find_weights(source), source)
         check_capture(source, reference)

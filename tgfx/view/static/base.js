@@ -77,7 +77,7 @@ function keptColour(share) {
 }
 
 /** The end of a path says most. */
-const tailOf = (path, most) => (path.length > most ? "…" + path.slice(path.length - most + 1) : path);
+const tailOf = (path, most) => (path.length > most ? "…" + path.slice(path.length - most + 1).replace(/^\./, "") : path);
 
 const themeValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -1,0 +1,147 @@
+"""Channel pruning of ResNet-56 on CIFAR-10 (the paper's Table 1 and its figure without fine-tuning).
+
+python -m examples.resnet56.run --data CIFAR --weights resnet56.th --train joint --budget 0.51 --epochs 40
+python -m examples.resnet56.run --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tgfx
+from examples.benchmarks.resnet56 import resnet56
+from examples.cifar10 import data
+
+BATCH = 128
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            options.out, options.steps, options.budget = Path(folder), 12, 0.6
+            return _run(options, _quick_model(), data.made(512), data.made(200, seed=1))
+    train, test = data.load(options.data)
+    model = resnet56()
+    model.load_state_dict(_weights(options.weights))
+    return _run(options, model, train, test)
+
+
+def accuracy(model: nn.Module, images: data.Images) -> float:
+    """Share of right answers, in eval mode."""
+    was, right = model.training, 0
+    model.eval()
+    with torch.no_grad():
+        for x, target in data.Batches(images, 500, augment=False):
+            right += int((model(x).argmax(1) == target).sum())
+    model.train(was)
+    return right / len(images)
+
+
+def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(options.seed)
+    began = time.time()
+    loader = data.Batches(train, BATCH if not options.quick else 32, augment=True, seed=options.seed)
+    whole = accuracy(model, test)
+    gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
+    result = tgfx.fit(
+        gated,
+        loader,
+        F.cross_entropy,
+        budget={"flops": options.budget},
+        steps=options.steps or round(options.epochs * len(loader)),
+        train=options.train,
+        rule=options.rule,
+        weight=options.weight,
+        lr=options.lr,
+        gate_lr=options.gate_lr,
+        compact_every=options.compact_every,
+        checkpoint=options.out / "checkpoint.pt",
+        checkpoint_every=200,
+        log=options.out / "log",
+        log_every=50,
+        progress=not options.quiet,
+        seed=options.seed,
+    )
+    as_trained = accuracy(gated, test)
+    if options.recalibrate:
+        tgfx.recalibrate(gated, data.Batches(train, 500, augment=True, seed=options.seed), limit=options.recalibrate)
+    finished = tgfx.finish(gated, flops=options.budget) if options.rule == "default" else None
+    compact = finished.model if finished is not None else tgfx.shrink(gated)
+    report = {
+        "train": options.train,
+        "rule": options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}",
+        "budget": options.budget,
+        "steps": result.steps,
+        "seed": options.seed,
+        "flops": gated.ratio("flops").item(),
+        "params": gated.ratio("params").item(),
+        "before": whole,
+        "trained": as_trained,
+        "compact": accuracy(compact, test),
+        "widths": {group.name: gated.gates[group.name].open_count() for group in gated.groups if not group.frozen},
+        "seconds": round(result.seconds),
+        "wall": round(time.time() - began),
+    }
+    (options.out / "result.json").write_text(json.dumps(report, indent=1))
+    if not options.quiet:
+        print({key: value for key, value in report.items() if key != "widths"})
+    return report
+
+
+def _gates(options: argparse.Namespace) -> tgfx.GateSpec | None:
+    """The paper's rule begins with random gates; the default rule with open ones."""
+    return tgfx.GateSpec(init="random") if options.rule == "paper" else None
+
+
+def _quick_model() -> nn.Module:
+    from examples.benchmarks.resnet56 import ResNet
+
+    torch.manual_seed(0)
+    return ResNet(1)
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    """The public checkpoint was saved from a wrapper, which shows in the names."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = state.get("state_dict", state)
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
+    parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
+    parser.add_argument("--train", choices=("joint", "gates"), default="joint")
+    parser.add_argument("--rule", choices=("default", "paper"), default="default")
+    parser.add_argument("--weight", type=float, help="the paper's lambda, for --rule paper")
+    parser.add_argument("--budget", type=float, default=0.5, help="share of the FLOPs to keep")
+    parser.add_argument("--epochs", type=float, default=40)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--gate-lr", type=float)
+    parser.add_argument("--compact-every", type=int)
+    parser.add_argument("--recalibrate", type=int, default=0, help="batches of 500 to measure batch norm anew with")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/resnet56"))
+    parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
+    parser.add_argument("--quiet", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
