@@ -91,12 +91,12 @@ function drawBox(box, detail) {
   }
   g.append(sv("rect", { class: "outline", width, height, rx: 6, fill: fillOf(place, detail) }));
   if (isKept(place)) g.append(sv("rect", { class: "hatch", width, height, rx: 6, fill: "url(#hatch)" }));
+  if (detail === "far") return g;
   const own = groupsOf(place);
   const shown = own.slice(0, 8);
   shown.forEach((group, k) => g.append(sv("rect", {
     class: "stripe", x: 0, y: 3 + ((height - 6) / shown.length) * k, width: 5, height: (height - 6) / shown.length, fill: groupColour(group),
   })));
-  if (detail === "far") return g;
   const words = wordsOf(place);
   if (detail === "mid") {
     g.append(sv("text", { class: "name", x: 14, y: height / 2 + 8 }, fitText(words.title, width - 22)));
