@@ -62,7 +62,7 @@ class Run:
     # -- the loop -------------------------------------------------------------------------------------------
 
     def go(self, display: Display) -> Stopped:
-        training_mode_(self.gated, self.settings.train)
+        training_mode_(self.gated, self.settings.train, fixed_statistics=not self.settings.recalibrate)
         log_every = self.settings.log_every or max(1, self.total // 2000)
         with display, Interrupt() as interrupt:
             while self.step < self.total:
