@@ -68,6 +68,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         weight=options.weight,
         lr=options.lr,
         gate_lr=options.gate_lr,
+        recalibrate=options.recalibrate if options.train == "gates" else 0,
         compact_every=options.compact_every,
         checkpoint=options.out / "checkpoint.pt",
         checkpoint_every=200,
@@ -77,8 +78,6 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         seed=options.seed,
     )
     as_trained = accuracy(gated, test)
-    if options.recalibrate:
-        tgfx.recalibrate(gated, data.Batches(train, 500, augment=True, seed=options.seed), limit=options.recalibrate)
     finished = tgfx.finish(gated, flops=options.budget) if options.rule == "default" else None
     compact = finished.model if finished is not None else tgfx.shrink(gated)
     report = {
@@ -134,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--compact-every", type=int)
-    parser.add_argument("--recalibrate", type=int, default=0, help="batches of 500 to measure batch norm anew with")
+    parser.add_argument("--recalibrate", type=int, default=0, help="gates only: batches to measure batch norm with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/resnet56"))

@@ -33,7 +33,7 @@ def controlled(
     if settings.budget is None or settings.rule == "paper":
         yield None
         return
-    schedule = schedule or Schedule(total)
+    schedule = schedule or (Schedule.for_gates if settings.train == "gates" else Schedule)(total)
     if schedule.steps > total:
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)

@@ -98,8 +98,9 @@ def fit(
     `accumulate`: batches per optimizer step.
 
     What is trained. train="joint": weights and gates, from a pretrained model or from scratch. train="gates": the
-    weights stay as they are, bit by bit, and the model runs as in eval, so batch norm keeps its statistics;
-    `recalibrate=n` measures them anew at the end, over n batches. budget=None: the weights, gates held.
+    weights stay as they are, bit by bit, and the model runs as in eval, so batch norm keeps its statistics. With
+    `recalibrate=n` it takes those of each batch, and they are measured anew at the end, over n batches.
+    budget=None: the weights, gates held.
     rule="default" meets the budget by itself, along `schedule` (see tgfx.Schedule); rule="paper" descends on
     loss + weight * eq. 8 and ends where that ends.
 

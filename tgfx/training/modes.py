@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 Trained = Literal["joint", "gates"]
 
 
-def training_mode_(gated: GatedModule, train: Trained) -> None:
-    """`gates`: the model runs as in eval (no dropout, batch norm fixed), only its gates are trainable."""
+def training_mode_(gated: GatedModule, train: Trained, *, fixed_statistics: bool = True) -> None:
+    """`gates`: the model runs as in eval (no dropout, batch norm fixed), only its gates are trainable.
+
+    Without `fixed_statistics`, batch norm takes those of each batch: what it will do once they are measured anew.
+    """
     if train == "joint":
         gated.train()
-    else:
-        gated.eval()
-        gated.bank.train()
+        return
+    gated.eval()
+    gated.bank.train()
+    if not fixed_statistics:
+        for module in gated.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train()
 
 
 @contextmanager

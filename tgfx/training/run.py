@@ -82,7 +82,7 @@ class Run:
             self.live.update(self.step, state)
 
     def _go(self, display: Display) -> Stopped:
-        training_mode_(self.gated, self.settings.train)
+        training_mode_(self.gated, self.settings.train, fixed_statistics=not self.settings.recalibrate)
         log_every = self.settings.log_every or max(1, self.total // 2000)
         with display, Interrupt() as interrupt:
             while self.step < self.total:
