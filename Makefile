@@ -1,4 +1,5 @@
-# Everything is installed into .venv and nothing outside it is touched. Each .venv/.stamp-* marks a finished
+# Everything is installed into .venv and nothing outside it is touched, but for the browser of the tests (see below,
+# `browser`). Each .venv/.stamp-* marks a finished
 # step, so that a second run skips it; a change of constraints.txt or pyproject.toml makes it run again.
 
 PYTHON ?= $(firstword $(shell command -v python3 python))
@@ -19,7 +20,7 @@ TRAINERS_LIGHT := fsspec lightning-utilities packaging psutil pyyaml tqdm typing
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test zoo bench lint typecheck clean
+.PHONY: help demo test zoo bench lint typecheck browser clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -27,13 +28,13 @@ help: ## show this list
 demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
 	$(BIN)/python -m examples.demo.demo
 
-test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers ## lint, then all tests
+test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers browser ## lint, then all tests
 	$(BIN)/python -m pytest -q -n 2
 
 zoo: $(VENV)/.stamp-zoo ## prove the cut exact on every zoo model, write examples/zoo/COVERAGE.md
 	$(BIN)/python -m examples.zoo.run
 
-bench: $(VENV)/.stamp-zoo ## measure transform time, training overhead and growth
+bench: $(VENV)/.stamp-zoo browser ## measure transform time, training overhead and growth
 	$(BIN)/python -m examples.benchmarks.run
 
 lint: $(VENV)/.stamp-test ## ruff check, ruff format --check, mypy
@@ -45,6 +46,19 @@ typecheck: $(VENV)/.stamp-test ## mypy on the package as it is installed
 	@rm -rf $(VENV)/types && mkdir -p $(VENV)/types/tgfx
 	@ln -s $(addprefix ../../../,$(wildcard tgfx/*)) ../../../passes $(VENV)/types/tgfx/
 	$(BIN)/mypy -p tgfx
+
+# The page is tested in a real Chromium, which comes from the system's packages: installed where make runs as root on a
+# system with apt (BROWSER=no keeps it from that). Elsewhere this says what is missing, and pytest lists what it skips.
+BROWSER ?= yes
+browser:
+	@command -v chromedriver >/dev/null && command -v chromium >/dev/null && exit 0; \
+	if [ "$(BROWSER)" = yes ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium and chromium-driver for the tests of the page"; \
+		{ apt-get install -y -qq chromium chromium-driver || \
+			{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }; } >/dev/null 2>&1; \
+	fi; \
+	command -v chromedriver >/dev/null && command -v chromium >/dev/null || \
+		echo "NO BROWSER: the page's tests will be skipped; apt-get install chromium chromium-driver brings it"
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

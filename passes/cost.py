@@ -145,6 +145,15 @@ class CostModel:
             total = total + (factor.to(bank.device) * living[axes.to(bank.device)].prod(1)).sum()
         return total
 
+    def by_origin(self, kind: str, bank: Tensor, gone: frozenset[str] = frozenset()) -> dict[str, float]:
+        """The same, node by node or parameter by parameter."""
+        terms, living = self.terms[kind], self.living(bank)
+        found: dict[str, float] = {}
+        for term in terms:
+            price = term.factor * float(living[list(term.axes)].prod()) if term.axes else term.factor
+            found[term.origin] = found.get(term.origin, 0.0) + (0.0 if term.origin in gone else price)
+        return found
+
     def total(self, kind: str) -> float:
         return float(self.evaluate(kind, torch.ones(self.coupling.slots + 1, dtype=torch.float64)))
 

@@ -54,7 +54,11 @@ PUBLIC = [
     "save_plan",
     "save_sparse",
     "shrink",
+    "to_dot",
+    "to_model_explorer",
+    "to_networkx",
     "transform",
+    "visualize",
 ]
 
 
@@ -68,7 +72,7 @@ def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
         "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots",
-        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total",
+        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "to_dot", "to_networkx", "total",
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from tgfx.training.optimizers import check_optimizer, param_groups
 from tgfx.training.recalibrate import recalibrate
 from tgfx.training.schedule import Schedule
 from tgfx.transforming import transform
+from tgfx.view import to_dot, to_model_explorer, to_networkx, visualize
 
 __all__ = [
     "Budget",
@@ -46,5 +47,9 @@ __all__ = [
     "save_plan",
     "save_sparse",
     "shrink",
+    "to_dot",
+    "to_model_explorer",
+    "to_networkx",
     "transform",
+    "visualize",
 ]

@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import networkx as nx
 import numpy as np
 import sympy
 import torch
@@ -119,6 +120,28 @@ class GatedModule(LazyGraphModule):
     def report(self) -> Report:
         """A table of all groups; print it."""
         return Report(self)
+
+    # -- pictures -------------------------------------------------------------------------------------------
+    # tgfx.view looks at gated models and is imported when someone wants to look.
+
+    def to_dot(self) -> str:
+        """The graph for Graphviz, in the colours of its groups; see tgfx.to_dot."""
+        from tgfx.view import to_dot
+
+        return to_dot(self)
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The graph for networkx, with shapes, prices and groups; see tgfx.to_networkx."""
+        from tgfx.view import to_networkx
+
+        return to_networkx(self)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page of tgfx.visualize."""
+        from tgfx.view.data import page_data
+        from tgfx.view.page import notebook
+
+        return notebook(page_data(self))
 
     # -- price ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch import fx, nn
 from tgfx.capture.parametrized import parametrised_tensors
 from tgfx.errors import EmptyGroupError, InputError, VerificationError
 from tgfx.gated import GatedModule, present
+from tgfx.instruments import observed
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
 from tgfx.ir.tree import has_module, named_tensors
@@ -60,10 +61,12 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         )
     with untouched_rng(), torch.no_grad():
         survivors = Survivors(facts.channels, facts.coupling, opened)
+        observed("survivors", survivors, facts.source, facts.channels)
         tensors = {**dict(named_tensors(gated)), **parametrised_tensors(gated)}
         refresh_settings(facts.source.module, gated)
-        dead = _dead(gated, survivors, opened)
+        dead = observed("dead_branches", _dead(gated, survivors, opened), facts.source)
         compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
+        observed("cut", compact, facts.source)
         for name, module in gated.named_modules():
             if name and has_module(compact, name):
                 compact.get_submodule(name).training = module.training

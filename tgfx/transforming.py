@@ -28,6 +28,7 @@ from tgfx.errors import (
 from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
 from tgfx.granularity import parse
+from tgfx.instruments import observed
 from tgfx.ir.compare import all_close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
@@ -87,17 +88,19 @@ def transform(
         remembered = Remembered()
         reference = prepare(mine, args, kwargs, remembered)
         source = capture(mine, args, kwargs, reference)
+        observed("capture", source, source)
         choices = lift_choices(source, gates)
         if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
             reference = tensors_in(mine(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
         heads = find_heads(source) if "head" in granularities else None
-        channels = analyse_channels(source, heads, remembered=remembered)
+        channels = observed("channels", analyse_channels(source, heads, remembered=remembered), source)
         check_capture(source, reference)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
         branches = _branches(source, channels, choices, ignored) if "layer" in granularities else ()
         coupling, switches = add_switches(_coupled(channels, granularities), (*branches, *choices))
+        observed("couple", coupling, source, channels)
         if not coupling.groups:
             raise _nothing_to_gate(model, granularities, coupling.frozen)
         placement, gated_graph, training_graph = _with_gates(source, channels, coupling, switches)
@@ -109,6 +112,7 @@ def transform(
         needed = node_conditions(source, switches)
         needed.update(parameter_conditions(source, needed, switches))
         cost = build_cost(channels, coupling, _counted_parameters(source.module), needed)
+        observed("cost", cost, source, channels)
     _match_device(root, bank, gated_graph.indices)
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
@@ -248,7 +252,8 @@ def _with_gates(
 ) -> tuple[Placement, GatedGraph, fx.Graph | None]:
     """Where the gates are, the gated graph, and the one for train mode where the model has one of its own."""
     placement = place_switches(source, switches.edges, place_gates(source, channels, coupling))
-    gated_graph = insert_gates(source, placement)
+    observed("place", placement, source, channels)
+    gated_graph = observed("insert_gates", insert_gates(source, placement), source)
     if source.training is None or channels.training is None:
         return placement, gated_graph, None
     also = place_gates(source.training, channels.training, coupling)

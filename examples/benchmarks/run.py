@@ -24,6 +24,7 @@ from examples.benchmarks.scaling import scaling
 from examples.benchmarks.tables import Table
 from examples.benchmarks.training_step import training_step
 from examples.benchmarks.transform_time import transform_time
+from examples.benchmarks.viewer import viewer
 from examples.benchmarks.weight_memory import weight_memory
 from examples.zoo.run import write
 
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "weight_memory": weight_memory,
     "scaling": scaling,
     "compaction": compaction,
+    "viewer": viewer,
 }
 
 

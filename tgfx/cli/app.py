@@ -7,7 +7,10 @@ import sys
 import typer
 
 from tgfx._version import __version__
+from tgfx.cli.demo import demo_command
+from tgfx.cli.explaining import explain_command
 from tgfx.cli.inspecting import inspect_command
+from tgfx.cli.viewing import view_command
 from tgfx.errors import TgfxError
 
 FAILED = 1  # a tgfx error; 2 is what click gives for a command line that cannot be understood
@@ -19,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("inspect")(inspect_command)
+app.command("explain")(explain_command)
+app.command("view")(view_command)
+app.command("demo")(demo_command)
 
 
 def _version(wanted: bool) -> None:

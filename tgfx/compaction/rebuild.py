@@ -18,6 +18,7 @@ from tgfx.bank import GateBank
 from tgfx.compaction.choose import Choice
 from tgfx.gated import Facts, GatedModule, holder, present, source_module
 from tgfx.gates import TrainableGate
+from tgfx.instruments import observed
 from tgfx.ir.graph_state import pack_graph
 from tgfx.ir.source import Source
 from tgfx.ir.take import Positions, take
@@ -52,8 +53,11 @@ def rebuild(gated: GatedModule, choice: Choice) -> Rebuilt:
     refresh_settings(source.module, gated)
     before = present(gated)
     cut = cut_with_places(source, facts.channels, choice.survivors, tensors_of(gated), choice.dead, before)
+    observed("cut", cut, source)
     placement = carry_gates(facts.placement, facts.channels, facts.coupling, choice.survivors, cut.node_of)
+    observed("carry", placement, replace(source, module=cut.module))
     graph = insert_gates(replace(source, module=cut.module), placement)
+    observed("insert_gates", graph, replace(source, module=cut.module))
     positions = _positions(gated, choice)
     root = mirror(cut.module, graph.twins)
     root.add_module(BANK, _bank(gated, choice.record, positions))

@@ -84,6 +84,7 @@ def fit(
     resume: bool = True,
     log: str | os.PathLike[str] | None = None,
     log_every: int | None = None,
+    live: str | os.PathLike[str] | None = None,
     progress: bool | Console = True,
     seed: int | None = None,
 ) -> FitResult:
@@ -116,7 +117,8 @@ def fit(
     epoch) and at the end. `checkpoint`: a file, written every `checkpoint_every` steps and at the end, with the one
     before as <file>.previous. If it exists, the run goes on from there, bit by bit as if never stopped (resume=False
     begins anew): the loader is begun again in the order of that epoch and its used batches are passed over. `log`: a
-    folder for metrics.csv and TensorBoard events, a row every `log_every` steps. `seed` seeds Python, numpy, torch and
+    folder for metrics.csv and TensorBoard events, a row every `log_every` steps. `live`: a folder for a page
+    that shows gates as they close; `tgfx view FOLDER` serves it on this machine. `seed` seeds Python, numpy, torch and
     the loader's generators first.
 
     Ends. Ctrl-C finishes the step, writes a checkpoint and returns with stopped="interrupted" (a second one raises
@@ -156,6 +158,10 @@ def fit(
             run.restore(run.checkpoints.load() if resume else None)
         if log is not None:
             run.logs = stack.enter_context(closing(Logs(log, run.history, step=run.step)))
+        if live is not None:
+            from tgfx.view.live import Live  # a page shows histories, which are made here
+
+            run.live = Live(live, gated, run.history, total)
         stopped = run.go(display(progress, total, run.step, gate_count(gated)))
         where = None if checkpoint is None else Path(checkpoint)
         return FitResult(stopped, run.step, run.seconds, run.ratios(), run.history, where)

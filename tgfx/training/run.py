@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -34,6 +34,12 @@ Validate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "interrupted"]
 
 
+class Watcher(Protocol):
+    """Whoever shows a run from outside."""
+
+    def update(self, step: int, state: str = "running") -> None: ...
+
+
 @dataclass
 class Run:
     """All parts of one run; `go` it once."""
@@ -49,6 +55,7 @@ class Run:
     val_every: int | None
     checkpoints: Checkpoints | None = field(default=None, init=False)
     logs: Logs | None = field(default=None, init=False)
+    live: Watcher | None = field(default=None, init=False)
     history: History = field(init=False)
     step: int = field(default=0, init=False)
     _mark: dict[str, Any] | None = field(default=None, init=False)
@@ -62,6 +69,19 @@ class Run:
     # -- the loop -------------------------------------------------------------------------------------------
 
     def go(self, display: Display) -> Stopped:
+        try:
+            stopped = self._go(display)
+        except BaseException:
+            self._tell("failed")
+            raise
+        self._tell(stopped)
+        return stopped
+
+    def _tell(self, state: str) -> None:
+        if self.live is not None:
+            self.live.update(self.step, state)
+
+    def _go(self, display: Display) -> Stopped:
         training_mode_(self.gated, self.settings.train, fixed_statistics=not self.settings.recalibrate)
         log_every = self.settings.log_every or max(1, self.total // 2000)
         with display, Interrupt() as interrupt:
@@ -82,6 +102,7 @@ class Run:
                         display.show(row)
                     if due:
                         self._keep(row)
+                self._tell("running")
                 self._mark = self.feed.mark()
                 if last or self.step % self.settings.checkpoint_every == 0:
                     self._save()

@@ -12,6 +12,7 @@ from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.choice import Choice
 from tgfx.errors import GranularityError, NothingToGateError, StrictError
 from tgfx.gates import GateSpec
+from tgfx.instruments import observed
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source
@@ -38,7 +39,8 @@ def transform_weights(
         mine.eval()
         reference = prepare(mine, args, kwargs, Remembered())
         source = capture(mine, args, kwargs, reference)
-        uses = find_weights(source)
+        observed("capture", source, source)
+        uses = observed("weight_uses", find_weights(source), source)
         check_capture(source, reference)
         kept = _kept(source, uses, ignored)
         if strict:
@@ -47,7 +49,7 @@ def transform_weights(
         if not names:
             raise _nothing_to_gate(model, uses, kept)
         cost = build_weight_cost(source.module, uses, names)
-        graph = insert_weight_gates(source, set(names))
+        graph = observed("insert_weight_gates", insert_weight_gates(source, set(names)), source)
         training = source.training
         training_graph = insert_weight_gates(training, set(names)) if training is not None else None
         root = mirror(source.module, {})
