@@ -67,7 +67,7 @@ def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
         "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots",
-        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total",
+        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "total", "use_latency",
     }  # fmt: skip
 
 

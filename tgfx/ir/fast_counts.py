@@ -1,0 +1,32 @@
+"""Counts worth stopping at, where the cost of 0, 1, 2 ... channels has steps and may even fall."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TOLERANCE = 0.03  # measurements vary about as much
+
+
+def envelope(values: np.ndarray) -> np.ndarray:
+    """The least time for at least so many channels: it never falls."""
+    least = np.minimum.accumulate(values[::-1])[::-1].copy()
+    least[0] = values[0]
+    return least
+
+
+def fast_counts(values: np.ndarray, tolerance: float = TOLERANCE) -> list[int]:
+    """Counts worth stopping at, rising: each takes clearly less time than the next one, and so than any above it.
+
+    The last is the whole; below the first, fewer channels save nothing.
+    """
+    counts = [len(values) - 1]
+    for n in range(len(values) - 2, 0, -1):
+        if values[n] <= (1 - tolerance) * values[counts[-1]]:
+            counts.append(n)
+    return counts[::-1]
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Straight lines between fast counts: what a channel costs on the way from one to the next."""
+    stops = [0, *fast_counts(values)]
+    return np.interp(np.arange(len(values)), stops, values[stops])
