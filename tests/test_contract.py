@@ -46,6 +46,7 @@ PUBLIC = [
     "compact_",
     "finish",
     "fit",
+    "latency",
     "load_plan",
     "load_sparse",
     "param_groups",

@@ -42,16 +42,19 @@ def write(
     whole: float | None,
     *,
     blank: bool = False,
+    files: Mapping[tuple[LayerShape, tuple[int, int]], str] | None = None,
 ) -> Path:
+    """`files`: names for a last column, "file", which nobody reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.writing")
     with open(aside, "w", newline="", encoding="utf-8") as file:
-        rows = csv.DictWriter(file, COLUMNS)
+        rows = csv.DictWriter(file, (*COLUMNS, "file") if files else COLUMNS)
         rows.writeheader()
         for shape, times in points.items():
             own = {name: _text(getattr(shape, name)) for name in SHAPE}
             for (ins, outs), time in sorted(times.items()):
-                rows.writerow({**own, "in": ins, "out": outs, "ms": "" if blank else repr(float(time))})
+                row = {**own, "in": ins, "out": outs, "ms": "" if blank else repr(float(time))}
+                rows.writerow({**row, "file": files[shape, (ins, outs)]} if files else row)
         if blank or whole is not None:
             rows.writerow({"op": MODEL, "ms": "" if blank else repr(whole)})
     os.replace(aside, path)

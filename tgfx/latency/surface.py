@@ -35,8 +35,8 @@ class Surface:
         self._a = filled(self.along_in, last_in)
         self._b = np.full(last_out + 1, self.whole) if self._tied else filled(self.along_out, last_out)
         inner = {} if self._tied else {(u, v): t for (u, v), t in steps.items() if u < last_in and v < last_out}
-        self._grid_in = np.array(sorted({u for u, _ in inner}) + [last_in])
-        self._grid_out = np.array(sorted({v for _, v in inner}) + [last_out])
+        self._grid_in = np.array([*sorted({u for u, _ in inner}), last_in])
+        self._grid_out = np.array([*sorted({v for _, v in inner}), last_out])
         self._c = self._correction(inner)
 
     @property

@@ -163,9 +163,7 @@ class BudgetController(StepWatcher):
                 keep = protected(gated, scores, self.floor)
                 chosen, threshold = close_worst(prices, scores, start, keep, targets)
             else:
-                chosen, threshold = choose_at(
-                    gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly
-                )
+                chosen, threshold = choose_at(gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
             if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
                 break

@@ -7,6 +7,7 @@ stop to the next.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _split(
         if group.is_switch:  # a branch may go as a whole
             counts = [0, *counts]
         least[order[: counts[0]]] = True
-        for start, end in zip(counts, counts[1:], strict=False):
+        for start, end in itertools.pairwise(counts):
             part = order[start:end]
             chunks.append(Chunk(float(scores[part].mean()), group.name, part))
     return least, chunks

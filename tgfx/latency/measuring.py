@@ -1,0 +1,143 @@
+"""Measure the layers of a model on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tgfx.errors import InputError
+from tgfx.gated import GatedModule
+from tgfx.ir.layer_shape import LayerShape
+from tgfx.latency import csv_file
+from tgfx.latency.cache import Cache, folder_for, machine
+from tgfx.latency.clock import Timed, median_times
+from tgfx.latency.needs import Need, check_covers, needs
+from tgfx.latency.onnx_layer import around, bare_model, layer_model
+from tgfx.latency.packages import onnx, onnxruntime
+from tgfx.latency.table import LatencyTable, read_csv
+from tgfx.latency.whole import whole_key, whole_time
+
+TURNS = 9
+TOGETHER, BYTES = 64, 2**28  # models that take turns: so many at most, with weights of so many bytes
+LEAST = 1e-3  # ms; a layer that is lost in the noise
+log = logging.getLogger(__name__)
+
+
+def measure(
+    gated: GatedModule,
+    runtime: str = "onnxruntime",
+    *,
+    threads: int = 1,
+    cache: str | os.PathLike[str] | Literal[False] | None = None,
+    device_table: str | os.PathLike[str] | None = None,
+    turns: int = TURNS,
+    whole: bool = True,
+) -> LatencyTable:
+    """A table of layer times against channel counts, in ONNX Runtime on this machine: `gated.use_latency(table)`.
+
+    Every distinct layer (kernel, stride, groups, padding, input size of the example) is timed at some tens of channel
+    counts between two small ones (tgfx.latency.onnx_layer), in turns, and the median counts; times for other counts
+    follow from these (tgfx.latency.surface says what is assumed). threads: as the runtime will have. cache: a folder
+    (default $TGFX_CACHE, or tgfx in the user's cache folder), or False for none. device_table: a CSV file measured
+    elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole model too, so
+    that what is no layer counts as a constant.
+    """
+    wanted = needs(gated)
+    if device_table is not None:
+        table = read_csv(device_table)
+        check_covers(gated, table)
+        return table
+    if runtime != "onnxruntime":
+        raise InputError(
+            f"no way to measure in {runtime!r}",
+            expected='runtime="onnxruntime"',
+            found=repr(runtime),
+            fix="measure there by hand: tgfx.latency.template, then device_table=...",
+        )
+    _check_whole("threads", threads)
+    _check_whole("turns", turns)
+    onnx()
+    about = {
+        "runtime": "onnxruntime",
+        "version": onnxruntime().__version__,
+        "threads": str(threads),
+        "machine": machine(),
+    }
+    store = Cache(None if cache is False else folder_for(cache), about)
+    for need in wanted:
+        if _measure_layer(need, store, threads, turns):
+            store.save()  # what is measured stays, even if the rest is interrupted
+    key = whole_key(gated)
+    if whole and key not in store.times:
+        found = whole_time(gated, threads)
+        if found is not None:
+            store.times[key] = found
+            store.save()
+    points = {n.shape: {counts: store.times[_key(n.shape, *counts)] for counts in n.points()} for n in wanted}
+    return LatencyTable(points, store.times.get(key) if whole else None, about)
+
+
+def template(gated: GatedModule, path: str | os.PathLike[str], *, models: str | os.PathLike[str] | None = None) -> Path:
+    """A CSV file without times, to be filled in on another device and read with `measure(device_table=...)`.
+
+    models: a folder for the layers as ONNX files; the column "file" then says which row is which.
+    """
+    wanted = needs(gated)
+    points = {need.shape: dict.fromkeys(need.points(), 1.0) for need in wanted}
+    files: dict[tuple[LayerShape, tuple[int, int]], str] = {}
+    if models is not None:
+        Path(models).mkdir(parents=True, exist_ok=True)
+        for index, need in enumerate(wanted):
+            for counts in need.points():
+                name = f"{index:03d}-{need.shape.op}-{counts[0]}-{counts[1]}.onnx"
+                (Path(models) / name).write_bytes(bare_model(need.shape, *counts))
+                files[need.shape, counts] = name
+    return csv_file.write(Path(path), points, None, blank=True, files=files)
+
+
+def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
+    """Time what the cache does not have; whether there was anything."""
+    shape = need.shape
+    missing = [counts for counts in need.points() if _key(shape, *counts) not in store.times]
+    if missing:
+        log.info("timing %s at %d channel counts", shape, len(missing))
+    for batch in _batches(shape, missing):
+        frames = _frames(batch)
+        models = [layer_model(shape, *counts) for counts in batch] + [around(shape, count) for count in frames]
+        times = median_times([Timed(model, threads) for model in models], turns)
+        own, frame = times[: len(batch)], times[len(batch) :]
+        for counts, time in zip(batch, own, strict=True):
+            store.times[_key(shape, *counts)] = max(LEAST, float(time - np.interp(counts[0], frames, frame)))
+    return bool(missing)
+
+
+def _frames(batch: list[tuple[int, int]], most: int = 4) -> list[int]:
+    """Input channels at which the surroundings are timed: they are linear between."""
+    counts = sorted({ins for ins, _ in batch})
+    return sorted({counts[round(index * (len(counts) - 1) / (most - 1))] for index in range(most)})
+
+
+def _batches(shape: LayerShape, points: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Points that are timed together, neighbours spread over the batches: not too many weights at once."""
+    window = int(np.prod(shape.kernel)) if shape.kernel else 1
+    weights = [4 * ins * outs // shape.groups_with(ins) * window for ins, outs in points]
+    count = max(-(-len(points) // TOGETHER), -(-sum(weights) // BYTES))
+    for start in range(min(count, len(points))):
+        yield points[start::count]
+
+
+def _key(shape: LayerShape, channels_in: int, channels_out: int) -> str:
+    """What the runtime sees: equal layers of different models share their times."""
+    sizes = (shape.space, shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_padding)
+    parts = (shape.op, shape.batch, *sizes, shape.groups_with(channels_in), shape.dtype, channels_in, channels_out)
+    return "|".join("x".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is out of range", expected="a whole number, at least 1", found=repr(value))
