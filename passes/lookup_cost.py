@@ -37,8 +37,6 @@ class CostTable(Protocol):
     """A surface for every layer shape."""
 
     @property
-    def whole(self) -> float | None: ...
-    @property
     def digest(self) -> str: ...
     def surface(self, shape: LayerShape) -> CostSurface: ...
 
@@ -57,16 +55,23 @@ class Lookup:
 
 
 class LookupCost:
-    """Sum of all lookups, and a constant for what is no layer."""
+    """Sum of all lookups times a scale, and a constant for what is no layer."""
 
-    def __init__(self, lookups: Iterable[Lookup], table: CostTable, cost: CostModel, constant: float = 0.0) -> None:
+    def __init__(
+        self,
+        lookups: Iterable[Lookup],
+        table: CostTable,
+        cost: CostModel,
+        scale: float = 1.0,
+        constant: float = 0.0,
+    ) -> None:
         self.lookups = tuple(lookups)
         self.table = table
-        self.constant = constant
+        self.scale, self.constant = scale, constant
         self._cost = cost
 
-    def with_constant(self, constant: float) -> LookupCost:
-        return LookupCost(self.lookups, self.table, self._cost, constant)
+    def in_model(self, scale: float, constant: float) -> LookupCost:
+        return LookupCost(self.lookups, self.table, self._cost, scale, constant)
 
     def evaluate(self, living: Tensor, gone: frozenset[str] = frozenset()) -> Tensor:
         """`living`: as of CostModel.living; `gone`: nodes that dead branches take along."""
@@ -74,7 +79,7 @@ class LookupCost:
 
     def at(self, living: np.ndarray, gone: frozenset[str], slopes: bool) -> tuple[float, np.ndarray]:
         """The cost, and its slope by each entry of `living` (zeros where nobody asks for slopes)."""
-        total, slope = self.constant, np.zeros_like(living)
+        total, slope = 0.0, np.zeros_like(living)
         for surface, members in self._by_surface:
             lookups = [one for one in members if one.origin not in gone]
             if not lookups:
@@ -94,7 +99,7 @@ class LookupCost:
                     slope[one.rows] += values[index] * there[index] / one.row_count
                 if one.condition is not None:
                     slope[one.condition] += values[index] * rows[index]
-        return total, slope
+        return self.scale * total + self.constant, self.scale * slope
 
     @cached_property
     def _by_surface(self) -> list[tuple[CostSurface, list[Lookup]]]:
@@ -120,13 +125,13 @@ class LookupCost:
         return np.searchsorted(self._cost.opens_at(axis, group), counts, side="right").astype(np.float64)
 
     def expression(self, sums: list[sympy.Expr]) -> sympy.Expr:
-        parts = [sympy.Float(self.constant)]
+        parts: list[sympy.Expr] = []
         for one in self.lookups:
             part = sympy.Function(f"ms[{one.origin}]")(sums[one.ins], sums[one.outs])
             if one.rows is not None:
                 part = part * sums[one.rows] / one.row_count
             parts.append(part if one.condition is None else part * sums[one.condition])
-        return sympy.Add(*parts)
+        return sympy.Float(self.scale) * sympy.Add(*parts) + sympy.Float(self.constant)
 
 
 class _LookedUp(torch.autograd.Function):

@@ -16,8 +16,8 @@ KIND = "latency"
 def attach(gated: GatedModule, table: LatencyTable) -> GatedModule:
     """Let `table` price the layers of a gated model, which is returned: budgets may be in "latency" then.
 
-    What the table's whole model takes beyond its layers (pooling, activations that are not fused, attention products)
-    counts as a constant.
+    The latency of the model is the sum of its layers, times the table's scale, plus a constant: what the table's whole
+    model takes beyond that (pooling, attention products, the call itself).
     """
     check_gated(gated)
     if not isinstance(table, LatencyTable):
@@ -27,5 +27,5 @@ def attach(gated: GatedModule, table: LatencyTable) -> GatedModule:
     found = cost.measure_by(KIND, table)
     whole = torch.cat([all_open(gated).double(), torch.ones(1, dtype=torch.float64)])  # of a choice, what is chosen
     layers = float(cost.evaluate(KIND, whole))
-    cost.measured[KIND] = found.with_constant(max(0.0, (table.whole or 0.0) - layers))
+    cost.measured[KIND] = found.in_model(table.scale, max(0.0, (table.whole or 0.0) - table.scale * layers))
     return gated

@@ -13,7 +13,7 @@ from tgfx.latency.packages import onnxruntime
 class Timed:
     """A model that is ready to run, with random inputs."""
 
-    def __init__(self, model: bytes, threads: int, inputs: dict[str, np.ndarray] | None = None) -> None:
+    def __init__(self, model: bytes, inputs: dict[str, np.ndarray] | None = None, *, threads: int = 1) -> None:
         ort = onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads

@@ -3,11 +3,13 @@
     op,channels_in,channels_out,batch,space,kernel,stride,padding,dilation,output_padding,groups,grouping,dtype,in,out,ms
     conv,64,128,1,56x56,3x3,2x2,1x1,1x1,,1,,float32,64,96,1.12
     model,,,,,,,,,,,,,,,12.5
+    scale,,,,,,,,,,,,,,,0.95
 
 op: conv, conv_transpose or linear; channels_in ... dtype: the layer in the whole model (space: its input's height and
 width, batch: samples, or rows of a linear; grouping: within, if whole groups go, as in depthwise layers, else across);
-in, out: the numbers of channels it was timed with, and ms the time. The last row, op "model", is the time of the
-whole model before any cut; it may be left out. Every layer needs the row with all its channels.
+in, out: the numbers of channels it was timed with, and ms the time. Every layer needs the row with all its channels.
+The last two rows may be left out: op "model" has the time of the whole model before any cut, op "scale" what layers
+cost in it over what they cost alone (no time, but in the same column).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 from tgfx.errors import InputError
 from tgfx.ir.layer_shape import LayerShape
 
-MODEL = "model"
+MODEL, SCALE = "model", "scale"
 SHAPE = tuple(item.name for item in fields(LayerShape))
 TUPLES = ("space", "kernel", "stride", "padding", "dilation", "output_padding")
 NUMBERS = ("channels_in", "channels_out", "batch", "groups")
@@ -40,6 +42,7 @@ def write(
     path: Path,
     points: Mapping[LayerShape, Mapping[tuple[int, int], float]],
     whole: float | None,
+    scale: float,
     *,
     blank: bool = False,
     files: Mapping[tuple[LayerShape, tuple[int, int]], str] | None = None,
@@ -57,13 +60,15 @@ def write(
                 rows.writerow({**row, "file": files[shape, (ins, outs)]} if files else row)
         if blank or whole is not None:
             rows.writerow({"op": MODEL, "ms": "" if blank else repr(whole)})
+        if not blank and scale != 1.0:
+            rows.writerow({"op": SCALE, "ms": repr(scale)})
     os.replace(aside, path)
     return path
 
 
-def read(path: Path) -> tuple[Times, float | None]:
+def read(path: Path) -> tuple[Times, float | None, float]:
     points: Times = {}
-    whole: float | None = None
+    extra: dict[str, float] = {}
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
@@ -73,8 +78,8 @@ def read(path: Path) -> tuple[Times, float | None]:
             for row in rows:
                 line = rows.line_num
                 time = _time(path, line, row["ms"])
-                if row["op"] == MODEL:
-                    whole = time
+                if row["op"] in (MODEL, SCALE):
+                    extra[row["op"]] = time
                     continue
                 shape = _shape(path, line, row)
                 counts = tuple(_number(path, line, name, row[name]) for name in ("in", "out"))
@@ -92,7 +97,7 @@ def read(path: Path) -> tuple[Times, float | None]:
         ) from error
     if not points:
         raise _bad(path, 1, "at least one layer", "none")
-    return points, whole
+    return points, extra.get(MODEL), extra.get(SCALE, 1.0)
 
 
 def _shape(path: Path, line: int, row: Mapping[str, Any]) -> LayerShape:
@@ -104,7 +109,7 @@ def _shape(path: Path, line: int, row: Mapping[str, Any]) -> LayerShape:
         elif name in NUMBERS:
             values[name] = _number(path, line, name, text)
         elif name in ALLOWED and text not in ALLOWED[name]:
-            allowed = " or ".join(repr(one) for one in (*ALLOWED[name], *((MODEL,) if name == "op" else ())))
+            allowed = " or ".join(repr(one) for one in (*ALLOWED[name], *((MODEL, SCALE) if name == "op" else ())))
             raise _bad(path, line, f"{name}: {allowed}", repr(text))
         else:
             values[name] = text

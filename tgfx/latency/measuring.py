@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from tgfx.latency.needs import Need, check_covers, needs
 from tgfx.latency.onnx_layer import around, bare_model, layer_model
 from tgfx.latency.packages import onnx, onnxruntime
 from tgfx.latency.table import LatencyTable, read_csv
-from tgfx.latency.whole import whole_key, whole_time
+from tgfx.latency.whole import calibrated, model_key
 
 TURNS = 9
 TOGETHER, BYTES = 64, 2**28  # models that take turns: so many at most, with weights of so many bytes
@@ -44,8 +45,8 @@ def measure(
     counts between two small ones (tgfx.latency.onnx_layer), in turns, and the median counts; times for other counts
     follow from these (tgfx.latency.surface says what is assumed). threads: as the runtime will have. cache: a folder
     (default $TGFX_CACHE, or tgfx in the user's cache folder), or False for none. device_table: a CSV file measured
-    elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole model too, so
-    that what is no layer counts as a constant.
+    elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole model too, at
+    two widths, to know what its layers do not explain (needs onnxscript).
     """
     wanted = needs(gated)
     if device_table is not None:
@@ -72,14 +73,20 @@ def measure(
     for need in wanted:
         if _measure_layer(need, store, threads, turns):
             store.save()  # what is measured stays, even if the rest is interrupted
-    key = whole_key(gated)
-    if whole and key not in store.times:
-        found = whole_time(gated, threads)
-        if found is not None:
-            store.times[key] = found
-            store.save()
     points = {n.shape: {counts: store.times[_key(n.shape, *counts)] for counts in n.points()} for n in wanted}
-    return LatencyTable(points, store.times.get(key) if whole else None, about)
+    table = LatencyTable(points, about=about)
+    return _with_whole(gated, table, store, threads) if whole else table
+
+
+def _with_whole(gated: GatedModule, table: LatencyTable, store: Cache, threads: int) -> LatencyTable:
+    key = model_key(gated)
+    if f"{key}|scale" not in store.times:
+        found = calibrated(gated, table, threads)
+        if found is None:
+            return table
+        store.times[f"{key}|whole"], store.times[f"{key}|scale"] = found.whole, found.scale
+        store.save()
+    return replace(table, whole=store.times[f"{key}|whole"], scale=store.times[f"{key}|scale"])
 
 
 def template(gated: GatedModule, path: str | os.PathLike[str], *, models: str | os.PathLike[str] | None = None) -> Path:
@@ -97,7 +104,7 @@ def template(gated: GatedModule, path: str | os.PathLike[str], *, models: str | 
                 name = f"{index:03d}-{need.shape.op}-{counts[0]}-{counts[1]}.onnx"
                 (Path(models) / name).write_bytes(bare_model(need.shape, *counts))
                 files[need.shape, counts] = name
-    return csv_file.write(Path(path), points, None, blank=True, files=files)
+    return csv_file.write(Path(path), points, None, 1.0, blank=True, files=files)
 
 
 def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
@@ -109,7 +116,7 @@ def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
     for batch in _batches(shape, missing):
         frames = _frames(batch)
         models = [layer_model(shape, *counts) for counts in batch] + [around(shape, count) for count in frames]
-        times = median_times([Timed(model, threads) for model in models], turns)
+        times = median_times([Timed(model, threads=threads) for model in models], turns)
         own, frame = times[: len(batch)], times[len(batch) :]
         for counts, time in zip(batch, own, strict=True):
             store.times[_key(shape, *counts)] = max(LEAST, float(time - np.interp(counts[0], frames, frame)))

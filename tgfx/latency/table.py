@@ -19,15 +19,19 @@ from tgfx.latency.surface import Surface
 class LatencyTable:
     """ms of layers by (input channels, output channels); hand it to `gated.use_latency`.
 
-    points: per layer shape, what was measured. whole: ms of the model with all gates open; what its layers do not
-    explain counts as a constant. about: where the figures come from.
+    points: per layer shape, what was measured. whole: ms of the model with all gates open; what `scale` times the sum
+    of its layers does not explain counts as a constant. about: where the figures come from.
     """
 
     points: Mapping[LayerShape, Mapping[tuple[int, int], float]]
     whole: float | None = None
+    scale: float = 1.0
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, value in (("whole", 1.0 if self.whole is None else self.whole), ("scale", self.scale)):
+            if not 0 < value < float("inf"):
+                raise InputError(f"{name} is out of range", expected="a number above 0", found=repr(value))
         for shape, times in self.points.items():
             if (shape.channels_in, shape.channels_out) not in times:
                 raise InputError(
@@ -66,14 +70,14 @@ class LatencyTable:
     def digest(self) -> str:
         """Equal for equal figures only."""
         rows = sorted((repr(shape), sorted(times.items())) for shape, times in self.points.items())
-        return hashlib.sha256(repr((rows, self.whole)).encode()).hexdigest()
+        return hashlib.sha256(repr((rows, self.whole, self.scale)).encode()).hexdigest()
 
     def to_csv(self, path: str | os.PathLike[str], *, blank: bool = False) -> Path:
         """Write the rows that `tgfx.latency.read_csv` reads; blank=True leaves the times to be filled in elsewhere."""
-        return csv_file.write(Path(path), self.points, self.whole, blank=blank)
+        return csv_file.write(Path(path), self.points, self.whole, self.scale, blank=blank)
 
 
 def read_csv(path: str | os.PathLike[str]) -> LatencyTable:
     """A table from a CSV file, e.g. measured on a phone. The columns are explained in tgfx/latency/csv_file.py."""
-    points, whole = csv_file.read(Path(path))
-    return LatencyTable(points, whole, {"runtime": "csv", "file": Path(path).name})
+    points, whole, scale = csv_file.read(Path(path))
+    return LatencyTable(points, whole, scale, {"runtime": "csv", "file": Path(path).name})

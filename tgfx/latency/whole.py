@@ -1,53 +1,113 @@
-"""Time of a whole model, to know what its layers do not explain."""
+"""From times of layers to the time of a model: the whole model, exported and timed at two widths.
+
+    model = scale * sum of its layers + constant
+
+In a network a layer finds other caches than alone, and additions and activations between layers are partly fused and
+partly not. Both are about in proportion to the layers; the rest is taken as a constant.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import logging
 import warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tgfx.gated import GatedModule
 from tgfx.ir.source import tensors_in
+from tgfx.latency.attaching import KIND
 from tgfx.latency.clock import Timed, median_times
+from tgfx.latency.onnx_layer import around, layer_model
+from tgfx.latency.table import LatencyTable
 from tgfx.plan import fingerprint
 from tgfx.shrinking import cut_to
 from tgfx.training.selection import all_open
+from tgfx.training.stops import fast_stops
 from tgfx.verify import eval_mode
 
-CALLS = 30
-log = logging.getLogger(__name__)
+TURNS = 21
+SCALES = (0.5, 2.0)  # outside, a fault in the measurement is more likely than such a network
+NARROW = 0.5  # of every group, at the nearest fast count
 
 
-def whole_key(gated: GatedModule) -> str:
+@dataclass(frozen=True)
+class Calibration:
+    """ms of the whole model, and what its layers cost there over what they cost alone."""
+
+    whole: float
+    scale: float
+
+
+def model_key(gated: GatedModule) -> str:
     """The model as it is exported: architecture, graph, example sizes, and what is open at most."""
     sizes = [tuple(tensor.shape) for tensor in gated.facts.source.example_tensors()]
     parts = (fingerprint(gated), str(gated.facts.source.module.graph), sizes, all_open(gated).tolist())
     return "model|" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def whole_time(gated: GatedModule, threads: int) -> float | None:
-    """ms of the model with all gates open; None, with a warning, if it cannot be exported or run."""
+def calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibration | None:
+    """None, with a warning, if the model cannot be exported or run."""
     try:
-        model, inputs = _exported(gated)
-        return float(median_times([Timed(model, threads, inputs)], CALLS)[0])
+        return _calibrated(gated, replace(table, whole=None, scale=1.0), threads)
     except Exception as error:  # exporters and runtimes raise what they like
         first = (str(error).splitlines() or [""])[0]
         warnings.warn(
             f"the whole model could not be timed ({type(error).__name__}: {first}): only its layers count as latency",
-            stacklevel=4,
+            stacklevel=3,
         )
         return None
 
 
-def _exported(gated: GatedModule) -> tuple[bytes, dict[str, np.ndarray]]:
+def _calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibration:
+    opened = all_open(gated)
+    narrow, sums = _narrow(gated, table, opened)
+    models = [Timed(*_exported(gated, one), threads=threads) for one in (opened, narrow)]
+    layers = [call.shape for call in gated.facts.channels.layers]
+    distinct = list(dict.fromkeys(layers))
+    for shape in distinct:
+        full = shape.channels_in, shape.channels_out
+        models += [Timed(layer_model(shape, *full), threads=threads), Timed(around(shape, full[0]), threads=threads)]
+    times = median_times(models, TURNS)
+    now = dict(zip(distinct, times[2::2] - times[3::2], strict=True))
+    # The machine may be faster or slower now than when the layers were timed.
+    drift = sum(now[shape] for shape in layers) / sum(table.lookup(s, s.channels_in, s.channels_out) for s in layers)
+    whole, half = (float(time) / drift for time in times[:2])
+    if sums[0] <= sums[1] or whole <= half:  # nothing to cut, or lost in the noise
+        return Calibration(whole, 1.0)
+    scale = float(np.clip((whole - half) / (sums[0] - sums[1]), *SCALES))
+    return Calibration(whole, min(scale, max(SCALES[0], whole / sums[0])))
+
+
+def _narrow(gated: GatedModule, table: LatencyTable, opened: Tensor) -> tuple[Tensor, tuple[float, float]]:
+    """About half of every group, and the sums of layer times with all and with these gates."""
+    cost, before = gated.facts.cost, dict(gated.facts.cost.measured)
+    try:
+        cost.measure_by(KIND, table)
+        stops = fast_stops(gated, (KIND,)) or {}
+        narrow = opened.clone()
+        for group in gated.facts.coupling.groups:
+            if group.name in stops and not group.is_switch:
+                own = torch.from_numpy(gated.gate_slots(group.name))
+                count = min(stops[group.name], key=lambda n: abs(n - NARROW * len(own)))
+                narrow[own[count:]] = False
+        sums = tuple(
+            float(cost.evaluate(KIND, torch.cat([one.double(), torch.ones(1, dtype=torch.float64)])))
+            for one in (opened, narrow)
+        )
+    finally:
+        cost.measured = before
+    return narrow, sums  # type: ignore[return-value]
+
+
+def _exported(gated: GatedModule, opened: Tensor) -> tuple[bytes, dict[str, np.ndarray]]:
     source = gated.facts.source
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter, and of a model that has another path in train mode
-        compact = cut_to(gated, all_open(gated).numpy(), verify=False)
+        compact = cut_to(gated, opened.numpy(), verify=False)
         with eval_mode(compact):
             args, kwargs = copy.deepcopy((source.args, source.kwargs))
             program = torch.onnx.export(compact, args, kwargs=kwargs, dynamo=True, opset_version=18, verbose=False)
