@@ -29,7 +29,7 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features")
-    first = {}
+    first: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
         first.setdefault(key.strip(), value.strip())

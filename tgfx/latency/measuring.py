@@ -18,14 +18,15 @@ from tgfx.latency import csv_file
 from tgfx.latency.cache import Cache, folder_for, machine
 from tgfx.latency.clock import Timed, median_times
 from tgfx.latency.needs import Need, check_covers, needs
-from tgfx.latency.onnx_layer import around, bare_model, layer_model
+from tgfx.latency.onnx_layer import around, bare_model, copies, layer_model
 from tgfx.latency.packages import onnx, onnxruntime
+from tgfx.latency.profile import PERIOD
 from tgfx.latency.table import LatencyTable, read_csv
 from tgfx.latency.whole import calibrated, model_key
 
 TURNS = 9
 TOGETHER, BYTES = 64, 2**28  # models that take turns: so many at most, with weights of so many bytes
-LEAST = 1e-3  # ms; a layer that is lost in the noise
+LEAST, SHARE = 1e-3, 0.1  # ms, and of the model it is timed in: the least that a layer is taken to need
 log = logging.getLogger(__name__)
 
 
@@ -119,13 +120,16 @@ def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
         times = median_times([Timed(model, threads=threads) for model in models], turns)
         own, frame = times[: len(batch)], times[len(batch) :]
         for counts, time in zip(batch, own, strict=True):
-            store.times[_key(shape, *counts)] = max(LEAST, float(time - np.interp(counts[0], frames, frame)))
+            rest = float(time - np.interp(counts[0], frames, frame))
+            least = max(LEAST, SHARE * float(time))  # below, it is lost in the noise of the others
+            store.times[_key(shape, *counts)] = max(least, rest) / copies(shape, *counts)
     return bool(missing)
 
 
-def _frames(batch: list[tuple[int, int]], most: int = 4) -> list[int]:
-    """Input channels at which the surroundings are timed: they are linear between."""
-    counts = sorted({ins for ins, _ in batch})
+def _frames(batch: list[tuple[int, int]], most: int = 6) -> list[int]:
+    """Input channels at which the surroundings are timed: whole blocks, which cost no conversion; linear between."""
+    block = PERIOD // 2
+    counts = sorted({-(-ins // block) * block for ins, _ in batch})
     return sorted({counts[round(index * (len(counts) - 1) / (most - 1))] for index in range(most)})
 
 

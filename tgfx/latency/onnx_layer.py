@@ -1,14 +1,16 @@
 """One layer as an ONNX model, in the company it has in a network.
 
-    x -> Conv 1x1 (8 channels to i) -> the layer (i to o) -> MaxPool of one pixel
+    x -> Conv 1x1 (1 channel to i) -> the layer (i to o) -> MaxPool of one pixel
 
 A runtime may keep activations in blocks of channels and convert them where a model begins and ends. Alone, a layer
 would pay for both conversions; between two others it pays for them only where its channel counts force it to. The time
-of the layer is that of this model less that of the same model without it (`around`).
+of the layer is that of this model less that of the same model without it (`around`). A layer that does little work
+is there several times (`copies`), side by side with different weights, so that it is not lost beside the others.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,18 +20,34 @@ from tgfx.ir.layer_shape import LayerShape
 from tgfx.latency.packages import onnx
 
 OPSET, IR_VERSION = 18, 10
-FEW = 8  # channels of the input: whole blocks, and little work
+WRITING = 8  # multiply-adds that take about as long as writing a number: the work of the convolution in front
+MOST = 4
+
+
+def copies(shape: LayerShape, channels_in: int, channels_out: int) -> int:
+    """How often the layer is there: enough to be twice the work of what is in front of it, if 4 are."""
+    if shape.op == "linear":
+        return 1
+    before = WRITING * channels_in * math.prod(shape.space)
+    places = [
+        size if shape.op == "conv_transpose" else size / step
+        for size, step in zip(shape.space, shape.stride, strict=True)
+    ]
+    groups = shape.groups_with(channels_in)
+    own = math.prod(shape.kernel) * channels_in * channels_out / groups * math.prod(places)
+    return min(MOST, max(1, math.ceil(2 * before / own)))
 
 
 def layer_model(shape: LayerShape, channels_in: int, channels_out: int) -> bytes:
-    """The layer with these numbers of channels."""
+    """The layer with these numbers of channels, `copies` times."""
     _check(shape)
     if shape.op == "linear":
         return _linear(shape, channels_in, channels_out)
     build = _Builder()
-    x = build.conv("x", (channels_in, FEW, *(1 for _ in shape.space)))
-    x = build.layer(x, shape, channels_in, channels_out)
-    return build.model(build.pixel(x, shape), (shape.batch, FEW, *shape.space))
+    x = build.conv("x", (channels_in, 1, *(1 for _ in shape.space)))
+    count = copies(shape, channels_in, channels_out)
+    ends = [build.pixel(build.layer(x, shape, channels_in, channels_out), shape) for _ in range(count)]
+    return build.model(ends, (shape.batch, 1, *shape.space))
 
 
 def around(shape: LayerShape, channels_in: int) -> bytes:
@@ -37,8 +55,8 @@ def around(shape: LayerShape, channels_in: int) -> bytes:
     if shape.op == "linear":
         return empty_model((shape.batch, channels_in))
     build = _Builder()
-    x = build.conv("x", (channels_in, FEW, *(1 for _ in shape.space)))
-    return build.model(build.pixel(x, shape), (shape.batch, FEW, *shape.space))
+    x = build.conv("x", (channels_in, 1, *(1 for _ in shape.space)))
+    return build.model([build.pixel(x, shape)], (shape.batch, 1, *shape.space))
 
 
 def bare_model(shape: LayerShape, channels_in: int, channels_out: int) -> bytes:
@@ -47,21 +65,21 @@ def bare_model(shape: LayerShape, channels_in: int, channels_out: int) -> bytes:
     if shape.op == "linear":
         return _linear(shape, channels_in, channels_out)
     build = _Builder()
-    return build.model(build.layer("x", shape, channels_in, channels_out), (shape.batch, channels_in, *shape.space))
+    return build.model([build.layer("x", shape, channels_in, channels_out)], (shape.batch, channels_in, *shape.space))
 
 
 def empty_model(size: tuple[int, ...]) -> bytes:
     """What a call costs that does nothing."""
     build = _Builder()
     build.nodes.append(onnx().helper.make_node("Identity", ["x"], ["y"]))
-    return build.model("y", size)
+    return build.model(["y"], size)
 
 
 def _linear(shape: LayerShape, channels_in: int, channels_out: int) -> bytes:
     build = _Builder()
     weight, bias = build.random((channels_in, channels_out)), build.random((channels_out,))
     build.nodes.append(onnx().helper.make_node("Gemm", ["x", weight, bias], ["y"]))
-    return build.model("y", (shape.batch, channels_in))
+    return build.model(["y"], (shape.batch, channels_in))
 
 
 def _check(shape: LayerShape) -> None:
@@ -117,10 +135,10 @@ class _Builder:
         far = [4 * (size + 1) * (1 + max(shape.stride)) for size in shape.space]  # more than any output is wide
         return self._add("MaxPool", [x], kernel_shape=[1 for _ in shape.space], strides=far)
 
-    def model(self, output: str, size: tuple[int, ...]) -> bytes:
+    def model(self, outputs: list[str], size: tuple[int, ...]) -> bytes:
         helper = onnx().helper
         x = helper.make_tensor_value_info("x", onnx().TensorProto.FLOAT, list(size))
-        y = helper.make_tensor_value_info(output, onnx().TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, "layer", [x], [y], self.weights)
+        ends = [helper.make_tensor_value_info(name, onnx().TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "layer", [x], ends, self.weights)
         opset = [helper.make_opsetid("", OPSET)]
         return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION).SerializeToString()

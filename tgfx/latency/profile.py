@@ -2,7 +2,8 @@
 
 Runtimes work in blocks of 4, 8 or 16 channels, so time against channels is a smooth trend times a pattern that repeats
 every PERIOD channels. What is measured is kept to the letter. Between: the trend is linear between counts that are
-whole blocks, and a count off the blocks takes the ratio to the trend that its residue had where it was measured.
+whole blocks, and a count off the blocks takes the ratio to the trend that its residue had where it was measured. Below
+the first whole block it is linear between what was measured.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections.abc import Mapping
 import numpy as np
 
 PERIOD = 16  # covers blocks of 4, 8 and 16 channels
+MOST = 8.0  # times the trend, at most: a ratio of two small times is no guide for large ones
 
 
 def filled(known: Mapping[int, float], size: int, period: int = PERIOD) -> np.ndarray:
     """Times for 0 (nothing, no time) to `size` channels; `known` holds some, `size` among them."""
     counts = np.arange(size + 1)
-    blocks = sorted(n for n in known if n % period == 0 or n in (size, min(known)))
+    blocks = sorted(n for n in known if n % period == 0 or n == size)
     trend = np.interp(counts, blocks, [known[n] for n in blocks])
-    ratios = _ratios({n: time / trend[n] for n, time in known.items() if n not in blocks}, counts, period)
-    values = trend * ratios
+    off = {n: time / trend[n] for n, time in known.items() if n > blocks[0] and n not in blocks}
+    values = trend * _ratios(off, counts, period)
+    few = sorted(n for n in known if n <= blocks[0])
+    values[: blocks[0]] = np.interp(counts[: blocks[0]], few, [known[n] for n in few])
     for n, time in known.items():
         values[n] = time
     values[0] = 0.0
@@ -38,7 +42,7 @@ def _ratios(measured: Mapping[int, float], counts: np.ndarray, period: int) -> n
         own = classes.get(_like(residue, classes, period), [])
         if own:
             at = counts[residue::period]
-            ratios[residue::period] = np.interp(at, own, [measured[n] for n in own])
+            ratios[residue::period] = np.interp(at, own, [min(measured[n], MOST) for n in own])
     return ratios
 
 

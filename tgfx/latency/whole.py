@@ -21,7 +21,8 @@ from tgfx.gated import GatedModule
 from tgfx.ir.source import tensors_in
 from tgfx.latency.attaching import KIND
 from tgfx.latency.clock import Timed, median_times
-from tgfx.latency.onnx_layer import around, layer_model
+from tgfx.latency.onnx_layer import around, copies, layer_model
+from tgfx.latency.profile import PERIOD
 from tgfx.latency.table import LatencyTable
 from tgfx.plan import fingerprint
 from tgfx.shrinking import cut_to
@@ -30,6 +31,7 @@ from tgfx.training.stops import fast_stops
 from tgfx.verify import eval_mode
 
 TURNS = 21
+BLOCK = PERIOD // 2
 SCALES = (0.5, 2.0)  # outside, a fault in the measurement is more likely than such a network
 NARROW = 0.5  # of every group, at the nearest fast count
 
@@ -69,10 +71,13 @@ def _calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibr
     layers = [call.shape for call in gated.facts.channels.layers]
     distinct = list(dict.fromkeys(layers))
     for shape in distinct:
-        full = shape.channels_in, shape.channels_out
-        models += [Timed(layer_model(shape, *full), threads=threads), Timed(around(shape, full[0]), threads=threads)]
+        full, in_blocks = (shape.channels_in, shape.channels_out), -(-shape.channels_in // BLOCK) * BLOCK
+        models += [Timed(layer_model(shape, *full), threads=threads), Timed(around(shape, in_blocks), threads=threads)]
     times = median_times(models, TURNS)
-    now = dict(zip(distinct, times[2::2] - times[3::2], strict=True))
+    now = {
+        shape: (own - frame) / copies(shape, shape.channels_in, shape.channels_out)
+        for shape, own, frame in zip(distinct, times[2::2], times[3::2], strict=True)
+    }
     # The machine may be faster or slower now than when the layers were timed.
     drift = sum(now[shape] for shape in layers) / sum(table.lookup(s, s.channels_in, s.channels_out) for s in layers)
     whole, half = (float(time) / drift for time in times[:2])

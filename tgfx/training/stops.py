@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def fast_stops(gated: GatedModule, kinds: Iterable[str]) -> Stops | None:
     if key not in known:
         known.clear()
         known[key] = {
-            group.name: [1] if group.is_switch else fast_counts(sum(cost.along(group) for cost in costs))
+            group.name: [1] if group.is_switch else fast_counts(np.sum([cost.along(group) for cost in costs], axis=0))
             for group in gated.facts.coupling.groups
             if group.kind != "choice"
         }
@@ -92,6 +93,8 @@ def choose_at(
             chosen[chunk.slots] = True
         return chosen
 
+    if prices.met(opened(len(chunks)), targets):  # nothing to close, even where few channels take longer than many
+        return opened(len(chunks)), -math.inf
     if not prices.met(least, targets):
         raise _cannot(prices, least, targets)
     low, high = 0, len(chunks)  # so many of the best fit
