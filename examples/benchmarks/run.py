@@ -17,6 +17,7 @@ import torch
 from examples.benchmarks.budget_error import budget_error
 from examples.benchmarks.compaction import compaction
 from examples.benchmarks.growth import growth
+from examples.benchmarks.latency import latency
 from examples.benchmarks.rules import rules
 from examples.benchmarks.scaling import scaling
 from examples.benchmarks.tables import Table
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "weight_memory": weight_memory,
     "scaling": scaling,
     "compaction": compaction,
+    "latency": latency,
 }
 
 

@@ -74,7 +74,7 @@ def cheapest(gated: GatedModule, kind: str, floor: float, stops: Stops | None = 
     scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
     if stops is not None:
         prices = Prices(gated)
-        whole = prices.ratio(kind, all_open(gated))  # which a measured cost can be below with few channels
+        whole = prices.ratio(kind, all_open(gated))  # a measured cost may be lower with all than with few
         return min(whole, prices.ratio(kind, least_at(gated, prices, scores, stops, floor)))
     return Prices(gated).ratio(kind, protected(gated, scores, floor))
 
