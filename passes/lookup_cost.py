@@ -1,8 +1,8 @@
 """Analysis: a cost that is looked up layer by layer, as measured, instead of counted.
 
 The cost of a layer is a surface over its numbers of living input and output channels: not a polynomial, and not even
-rising everywhere (32 channels can be faster than 31). Its value is exact; its gradient is the slope between the counts
-that are worth stopping at, and never negative: what a channel costs on the way from one to the next.
+rising everywhere (32 channels can be faster than 31). Its value is exact; its gradient is a slope along the counts that
+are worth stopping at, and never negative: what a channel costs on the way from half as many.
 """
 
 from __future__ import annotations

@@ -124,14 +124,17 @@ def test_between_points() -> None:
 
 
 @pytest.mark.parametrize("shape", [CONV, DEPTHWISE], ids=str)
-def test_slopes_are_those_between_fast_counts_and_positive(shape: LayerShape) -> None:
+def test_slopes_lead_from_half_as_many_channels_and_are_positive(shape: LayerShape) -> None:
     found = surface(shape)
     for ins in range(1, 97):
         by_in, by_out = found.slopes(np.array([ins]), np.array([shape.channels_out if shape is CONV else ins]))
         assert by_in[0] > 0 and (by_out[0] > 0) == (shape is CONV)
-    by_in, _ = found.slopes(np.array([64.0]), np.array([shape.channels_out]))
-    whole_step = in_blocks(shape, 64, shape.channels_out) - in_blocks(shape, 56, shape.channels_out)
-    assert by_in[0] == pytest.approx(whole_step / 8, rel=0.02)
+    by_in, by_out = found.slopes(np.array([64.0]), np.array([shape.channels_out]))
+    half = in_blocks(shape, 64, shape.channels_out) - in_blocks(shape, 32, shape.channels_out)
+    assert by_in[0] == pytest.approx(half / 32, rel=1e-9)
+    if shape is CONV:
+        half = in_blocks(shape, 64, 128) - in_blocks(shape, 64, 64)
+        assert by_out[0] == pytest.approx(half / 64, rel=1e-9)
 
 
 def test_unknown_layers_and_bad_times() -> None:
@@ -303,13 +306,13 @@ def test_marginal_and_gradient() -> None:
     assert gated.ratio("latency").item() == pytest.approx(gated.eval().ratio("latency").item(), rel=1e-2)
 
 
-def test_marginal_leads_from_one_fast_count_to_the_next() -> None:
+def test_marginal_is_the_way_from_half_as_many() -> None:
     gated = gated_model("plain").use_latency(table_for(gated_model("plain")))
     for gate in gated.gates.values():
         gate.set_open_(torch.arange(gate.weight.numel()) < 48)
     before, slope = float(gated.cost("latency")), float(gated.marginal("latency")["0"][0])
-    gated.gates["0"].set_open_(torch.arange(64) < 40)
-    assert (before - float(gated.cost("latency"))) / 8 == pytest.approx(slope, rel=0.02)
+    gated.gates["0"].set_open_(torch.arange(64) < 24)
+    assert (before - float(gated.cost("latency"))) / 24 == pytest.approx(slope, rel=0.02)
     gated.gates["0"].set_open_(torch.arange(64) < 47)
     assert float(gated.cost("latency")) > before  # one channel less, and slower
 

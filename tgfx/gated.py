@@ -131,7 +131,7 @@ class GatedModule(LazyGraphModule):
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
         as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels; heads: open query
         heads of all attentions (where heads are gated); latency: ms by the table of `use_latency`, whose gradient
-        is the slope between fast channel counts.
+        is a slope along fast channel counts.
         """
         return self.facts.cost.evaluate(self._known_kind(kind), self.bank(), self._gone())
 

@@ -45,6 +45,6 @@ def _above_line(values: np.ndarray, counts: list[int]) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Straight lines between fast counts: what a channel costs on the way from one to the next."""
+    """Straight lines between fast counts."""
     stops = [0, *fast_counts(values)]
     return np.interp(np.arange(len(values)), stops, values[stops])

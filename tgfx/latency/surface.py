@@ -23,7 +23,7 @@ LEAST = 0.01  # share of the mean price of a channel that each is taken to cost 
 
 
 class Surface:
-    """Values at any counts (linear between whole ones), and slopes along fast counts; arrays in, arrays out."""
+    """Values at any counts (linear between whole ones), and slopes along fast counts, for arrays of counts."""
 
     def __init__(self, shape: LayerShape, points: Points) -> None:
         self.shape = shape
@@ -65,57 +65,45 @@ class Surface:
         return smoothed(self._a), np.full_like(self._b, self.whole) if self._tied else smoothed(self._b)
 
     def value(self, channels_in: np.ndarray, channels_out: np.ndarray) -> np.ndarray:
-        u, v = self._coordinates(channels_in, channels_out)
-        c, _, _ = self._corrected(u, v)
-        return _between(self._a, u) * _between(self._b, v) / self.whole * c
+        return self._product(self._a, self._b, *self._coordinates(channels_in, channels_out))
 
     def slopes(self, channels_in: np.ndarray, channels_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ms for one more input channel and one more output channel, always above 0."""
+        """ms per input channel and per output channel, on the way here from half as many; always above 0.
+
+        Over half the way, since a single step is as much noise as slope.
+        """
         u, v = self._coordinates(channels_in, channels_out)
         a, b = self._smooth
-        c, by_u, by_v = self._corrected(u, v)
-        at_a, at_b = _between(a, u), _between(b, v)
-        value = at_a * at_b / self.whole
-        in_slope = (_slope(a, u) * at_b / self.whole * c + value * by_u) / self.shape.unit_in
-        if self._tied:
-            return np.maximum(in_slope, LEAST * value / np.maximum(channels_in, 1)), np.zeros_like(in_slope)
-        out_slope = (_slope(b, v) * at_a / self.whole * c + value * by_v) / self.shape.unit_out
-        least = LEAST * value * c
-        return (
-            np.maximum(in_slope, least / np.maximum(channels_in, 1)),
-            np.maximum(out_slope, least / np.maximum(channels_out, 1)),
-        )
+        here = self._product(a, b, u, v)
+        half_u, half_v = np.maximum(u / 2, 0.5), np.maximum(v / 2, 0.5)
+        by_in = np.maximum((here - self._product(a, b, u / 2, v)) / half_u, LEAST * here / half_u) / self.shape.unit_in
+        by_out = np.maximum((here - self._product(a, b, u, v / 2)) / half_v, LEAST * here / half_v)
+        return by_in, np.zeros_like(by_in) if self._tied else by_out / self.shape.unit_out
+
+    def _product(self, a: np.ndarray, b: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return _between(a, u) * _between(b, v) / self.whole * self._corrected(u, v)
 
     def _coordinates(self, channels_in: np.ndarray, channels_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         u = np.clip(np.asarray(channels_in, dtype=np.float64) / self.shape.unit_in, 0, self.shape.steps_in)
         v = np.clip(np.asarray(channels_out, dtype=np.float64) / self.shape.unit_out, 0, self.shape.steps_out)
         return u, np.where(u > 0, self.shape.steps_out, 0.0) if self._tied else v
 
-    def _corrected(self, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """c and its derivatives by u and v."""
-        x, s, by_s = _place(self._grid_in, u)
-        y, t, by_t = _place(self._grid_out, v)
+    def _corrected(self, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """c: linear between the grid's points, constant below them."""
+        x, s = _place(self._grid_in, u)
+        y, t = _place(self._grid_out, v)
         x1, y1 = np.minimum(x + 1, len(self._grid_in) - 1), np.minimum(y + 1, len(self._grid_out) - 1)
-        c00, c01, c10, c11 = self._c[x, y], self._c[x, y1], self._c[x1, y], self._c[x1, y1]
-        low, high = c00 + t * (c01 - c00), c10 + t * (c11 - c10)
-        by_v = ((1 - s) * (c01 - c00) + s * (c11 - c10)) * by_t
-        return low + s * (high - low), (high - low) * by_s, by_v
+        low = self._c[x, y] + t * (self._c[x, y1] - self._c[x, y])
+        high = self._c[x1, y] + t * (self._c[x1, y1] - self._c[x1, y])
+        return low + s * (high - low)
 
 
 def _between(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.interp(at, np.arange(len(values)), values)
 
 
-def _slope(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Of the step up to this count (gates in training are off by a trifle, which is not the next step)."""
-    above = np.clip(np.ceil(at - 0.01), 1, len(values) - 1).astype(np.int64)
-    return values[above] - values[above - 1]
-
-
-def _place(grid: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Interval of the grid, position in it (0 to 1), and how that changes with `at`; constant below the grid."""
+def _place(grid: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Interval of the grid, and the position in it (0 to 1)."""
     index = np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
     width = np.maximum(grid[np.minimum(index + 1, len(grid) - 1)] - grid[index], 1)
-    position = (at - grid[index]) / width
-    inside = (position > 0) & (position <= 1)
-    return index, np.clip(position, 0, 1), np.where(inside, 1 / width, 0.0)
+    return index, np.clip((at - grid[index]) / width, 0, 1)
