@@ -555,11 +555,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """No clock: every model takes 1 ms; what was timed is counted."""
     seen: list[int] = []
 
-    def times(models, turns) -> np.ndarray:
+    def times(clock, models, turns) -> np.ndarray:
         seen.append(len(models))
         return np.ones(len(models)) + np.arange(len(models))[::-1]
 
-    monkeypatch.setattr(measuring, "median_times", times)
+    monkeypatch.setattr(measuring.Clock, "times", times)
     return seen
 
 

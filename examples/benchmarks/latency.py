@@ -45,7 +45,7 @@ def latency() -> Table:
         "training's; latent weights are importance by price, as the controller's, and `tgfx.finish` lands on the "
         "budget. FLOPs budgets are the kept FLOPs of the latency budget. All are exported whole "
         f"(`torch.onnx.export`) and run in ONNX Runtime {onnxruntime.__version__} in turns, one thread, {TURNS} "
-        "times; the median of processor time over that of the uncut model.",
+        "times; the median of processor time over that of the uncut model in the same turn.",
         ("net, budget", "measured time", "predicted by the table", "FLOPs kept", "importance kept"),
         rows,
         f"A latency budget of {BUDGET} gives {_list(reached)} of the time (target {BUDGET} within {WITHIN:.0%}: "
@@ -79,8 +79,7 @@ def _compare(name: str) -> tuple[list[tuple[str, float, float, float, float]], s
     flops = cut(f"latency {BUDGET}", "latency", BUDGET)
     cut("the same FLOPs", "flops", flops)
     cut("the same FLOPs, in multiples of 8", "flops", flops, round_to=8)
-    times = _times(models)
-    measured = [time / times[0] for time in times[1:]]
+    measured = _ratios(models)[1:]
     rows = [(label, ratio, *rest) for (label, *rest), ratio in zip(figures, measured, strict=True)]
     return rows, _step(name, table)  # type: ignore[return-value]
 
@@ -123,11 +122,12 @@ def _exported(model: nn.Module) -> Callable[[], object]:
     return lambda: session.run(None, feed)
 
 
-def _times(calls: list[Callable[[], object]]) -> list[float]:
+def _ratios(calls: list[Callable[[], object]]) -> list[float]:
+    """Time of each over that of the first in the same turn: the median."""
     found = np.zeros((TURNS, len(calls)))
     for call in calls:
         call()
     for turn in range(TURNS):
         for index in range(len(calls))[:: 1 if turn % 2 else -1]:  # nobody always goes first
             found[turn, index] = cpu_seconds(calls[index])
-    return np.median(found, axis=0).tolist()
+    return np.median(found / found[:, :1], axis=0).tolist()

@@ -1,4 +1,4 @@
-"""Times of ONNX models in ONNX Runtime, taken in turns."""
+"""Times of ONNX models in ONNX Runtime, in units that do not change with the load of the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tgfx.latency.onnx_layer import reference_model
 from tgfx.latency.packages import onnxruntime
+
+BETWEEN = 6  # models that run between two runs of the reference
+QUIET = 60  # runs of the reference, of which the fastest counts
 
 
 class Timed:
@@ -25,22 +29,40 @@ class Timed:
         self._clock = time.process_time if threads == 1 else time.perf_counter
 
     def run(self) -> float:
-        """Seconds of one call."""
+        """ms of one call."""
         start = self._clock()
         self._session.run(None, self._inputs)
-        return self._clock() - start
+        return (self._clock() - start) * 1e3
 
 
-def median_times(models: list[Timed], turns: int) -> np.ndarray:
-    """ms of each: all run once to warm up, then `turns` times one after the other, so that all see the same load."""
-    for model in models:
-        model.run()
-    order = np.arange(len(models))
-    found = np.zeros((turns, len(models)))
-    for turn in range(turns):
-        for index in order if turn % 2 else order[::-1]:
-            found[turn, index] = models[index].run()
-    return np.median(found, axis=0) * 1e3
+class Clock:
+    """Times models beside a reference, a small convolution that runs again and again between them.
+
+    Other jobs slow the machine down, for seconds at a time: by as much for the reference. Each time is taken as a
+    multiple of the reference just before and after it, and given in ms of a quiet machine, where the reference takes
+    `quiet` ms.
+    """
+
+    def __init__(self, threads: int = 1, quiet: float | None = None) -> None:
+        self.threads = threads
+        self._reference = Timed(reference_model(), threads=threads)
+        self.quiet = quiet if quiet is not None else min(self._reference.run() for _ in range(QUIET))
+
+    def times(self, models: list[bytes | tuple[bytes, dict[str, np.ndarray]]], turns: int) -> np.ndarray:
+        """ms of each: all run once to warm up, then `turns` times one after the other; the median counts."""
+        timed = [Timed(*(model if isinstance(model, tuple) else (model,)), threads=self.threads) for model in models]
+        for one in timed:
+            one.run()
+        found = np.zeros((turns, len(timed)))
+        for turn in range(turns):
+            order = np.arange(len(timed))[:: 1 if turn % 2 else -1]  # nobody always goes first
+            before = self._reference.run()
+            for part in np.array_split(order, -(-len(order) // BETWEEN)):
+                own = [timed[index].run() for index in part]
+                after = self._reference.run()
+                found[turn, part] = np.array(own) / ((before + after) / 2)
+                before = after
+        return np.median(found, axis=0) * self.quiet
 
 
 def _random(size: list[Any]) -> np.ndarray:

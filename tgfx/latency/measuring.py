@@ -16,7 +16,7 @@ from tgfx.gated import GatedModule
 from tgfx.ir.layer_shape import LayerShape
 from tgfx.latency import csv_file
 from tgfx.latency.cache import Cache, folder_for, machine
-from tgfx.latency.clock import Timed, median_times
+from tgfx.latency.clock import Clock
 from tgfx.latency.needs import Need, check_covers, needs
 from tgfx.latency.onnx_layer import around, bare_model, copies, layer_model
 from tgfx.latency.packages import onnx, onnxruntime
@@ -27,6 +27,7 @@ from tgfx.latency.whole import calibrated, model_key
 TURNS = 9
 TOGETHER, BYTES = 64, 2**28  # models that take turns: so many at most, with weights of so many bytes
 LEAST, SHARE = 1e-3, 0.1  # ms, and of the model it is timed in: the least that a layer is taken to need
+REFERENCE = "reference"
 log = logging.getLogger(__name__)
 
 
@@ -42,12 +43,13 @@ def measure(
 ) -> LatencyTable:
     """A table of layer times against channel counts, in ONNX Runtime on this machine: `gated.use_latency(table)`.
 
-    Every distinct layer (kernel, stride, groups, padding, input size of the example) is timed at some tens of channel
-    counts between two small ones (tgfx.latency.onnx_layer), in turns, and the median counts; times for other counts
-    follow from these (tgfx.latency.surface says what is assumed). threads: as the runtime will have. cache: a folder
-    (default $TGFX_CACHE, or tgfx in the user's cache folder), or False for none. device_table: a CSV file measured
-    elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole model too, at
-    two widths, to know what its layers do not explain (needs onnxscript).
+    Every distinct layer (kernel, stride, groups, padding, input size of the example) is timed at some tens of
+    channel counts between two small ones (tgfx.latency.onnx_layer), in turns and beside a reference
+    (tgfx.latency.clock), so that other jobs on the machine matter little; the median counts. Times for other counts
+    follow from these (tgfx.latency.surface says what is assumed). threads: as the runtime will have. cache: a
+    folder (default $TGFX_CACHE, or tgfx in the user's cache folder), or False for none. device_table: a CSV file
+    measured elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole
+    model too, at two widths, to know what its layers do not explain (needs onnxscript).
     """
     wanted = needs(gated)
     if device_table is not None:
@@ -71,18 +73,26 @@ def measure(
         "machine": machine(),
     }
     store = Cache(None if cache is False else folder_for(cache), about)
+    clock = _clock(store, threads)
     for need in wanted:
-        if _measure_layer(need, store, threads, turns):
+        if _measure_layer(need, store, clock, turns):
             store.save()  # what is measured stays, even if the rest is interrupted
     points = {n.shape: {counts: store.times[_key(n.shape, *counts)] for counts in n.points()} for n in wanted}
     table = LatencyTable(points, about=about)
-    return _with_whole(gated, table, store, threads) if whole else table
+    return _with_whole(gated, table, store, clock) if whole else table
 
 
-def _with_whole(gated: GatedModule, table: LatencyTable, store: Cache, threads: int) -> LatencyTable:
+def _clock(store: Cache, threads: int) -> Clock:
+    """With the reference's time as it was when the cache was begun: all times in it are multiples of that."""
+    clock = Clock(threads, store.times.get(REFERENCE))
+    store.times[REFERENCE] = clock.quiet
+    return clock
+
+
+def _with_whole(gated: GatedModule, table: LatencyTable, store: Cache, clock: Clock) -> LatencyTable:
     key = model_key(gated)
     if f"{key}|scale" not in store.times:
-        found = calibrated(gated, table, threads)
+        found = calibrated(gated, table, clock)
         if found is None:
             return table
         store.times[f"{key}|whole"], store.times[f"{key}|scale"] = found.whole, found.scale
@@ -108,7 +118,7 @@ def template(gated: GatedModule, path: str | os.PathLike[str], *, models: str | 
     return csv_file.write(Path(path), points, None, 1.0, blank=True, files=files)
 
 
-def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
+def _measure_layer(need: Need, store: Cache, clock: Clock, turns: int) -> bool:
     """Time what the cache does not have; whether there was anything."""
     shape = need.shape
     missing = [counts for counts in need.points() if _key(shape, *counts) not in store.times]
@@ -117,7 +127,7 @@ def _measure_layer(need: Need, store: Cache, threads: int, turns: int) -> bool:
     for batch in _batches(shape, missing):
         frames = _frames(batch)
         models = [layer_model(shape, *counts) for counts in batch] + [around(shape, count) for count in frames]
-        times = median_times([Timed(model, threads=threads) for model in models], turns)
+        times = clock.times(list(models), turns)
         own, frame = times[: len(batch)], times[len(batch) :]
         for counts, time in zip(batch, own, strict=True):
             rest = float(time - np.interp(counts[0], frames, frame))

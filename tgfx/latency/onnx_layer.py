@@ -68,6 +68,12 @@ def bare_model(shape: LayerShape, channels_in: int, channels_out: int) -> bytes:
     return build.model([build.layer("x", shape, channels_in, channels_out)], (shape.batch, channels_in, *shape.space))
 
 
+def reference_model() -> bytes:
+    """A convolution of some tenths of a millisecond, in whole blocks."""
+    window = LayerShape("conv", 32, 32, 1, (28, 28), (3, 3), (1, 1), (1, 1), (1, 1))
+    return bare_model(window, 32, 32)
+
+
 def empty_model(size: tuple[int, ...]) -> bytes:
     """What a call costs that does nothing."""
     build = _Builder()

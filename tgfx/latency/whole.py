@@ -20,9 +20,7 @@ from torch import Tensor
 from tgfx.gated import GatedModule
 from tgfx.ir.source import tensors_in
 from tgfx.latency.attaching import KIND
-from tgfx.latency.clock import Timed, median_times
-from tgfx.latency.onnx_layer import around, copies, layer_model
-from tgfx.latency.profile import PERIOD
+from tgfx.latency.clock import Clock
 from tgfx.latency.table import LatencyTable
 from tgfx.plan import fingerprint
 from tgfx.shrinking import cut_to
@@ -31,7 +29,6 @@ from tgfx.training.stops import fast_stops
 from tgfx.verify import eval_mode
 
 TURNS = 21
-BLOCK = PERIOD // 2
 SCALES = (0.5, 2.0)  # outside, a fault in the measurement is more likely than such a network
 NARROW = 0.5  # of every group, at the nearest fast count
 
@@ -51,10 +48,10 @@ def model_key(gated: GatedModule) -> str:
     return "model|" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibration | None:
+def calibrated(gated: GatedModule, table: LatencyTable, clock: Clock) -> Calibration | None:
     """None, with a warning, if the model cannot be exported or run."""
     try:
-        return _calibrated(gated, replace(table, whole=None, scale=1.0), threads)
+        return _calibrated(gated, replace(table, whole=None, scale=1.0), clock)
     except Exception as error:  # exporters and runtimes raise what they like
         first = (str(error).splitlines() or [""])[0]
         warnings.warn(
@@ -64,23 +61,10 @@ def calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibra
         return None
 
 
-def _calibrated(gated: GatedModule, table: LatencyTable, threads: int) -> Calibration:
+def _calibrated(gated: GatedModule, table: LatencyTable, clock: Clock) -> Calibration:
     opened = all_open(gated)
     narrow, sums = _narrow(gated, table, opened)
-    models = [Timed(*_exported(gated, one), threads=threads) for one in (opened, narrow)]
-    layers = [call.shape for call in gated.facts.channels.layers]
-    distinct = list(dict.fromkeys(layers))
-    for shape in distinct:
-        full, in_blocks = (shape.channels_in, shape.channels_out), -(-shape.channels_in // BLOCK) * BLOCK
-        models += [Timed(layer_model(shape, *full), threads=threads), Timed(around(shape, in_blocks), threads=threads)]
-    times = median_times(models, TURNS)
-    now = {
-        shape: (own - frame) / copies(shape, shape.channels_in, shape.channels_out)
-        for shape, own, frame in zip(distinct, times[2::2], times[3::2], strict=True)
-    }
-    # The machine may be faster or slower now than when the layers were timed.
-    drift = sum(now[shape] for shape in layers) / sum(table.lookup(s, s.channels_in, s.channels_out) for s in layers)
-    whole, half = (float(time) / drift for time in times[:2])
+    whole, half = clock.times([_exported(gated, one) for one in (opened, narrow)], TURNS).tolist()
     if sums[0] <= sums[1] or whole <= half:  # nothing to cut, or lost in the noise
         return Calibration(whole, 1.0)
     scale = float(np.clip((whole - half) / (sums[0] - sums[1]), *SCALES))
