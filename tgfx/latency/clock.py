@@ -10,8 +10,8 @@ import numpy as np
 from tgfx.latency.onnx_layer import reference_model
 from tgfx.latency.packages import onnxruntime
 
-BETWEEN = 6  # models that run between two runs of the reference
-QUIET = 60  # runs of the reference, of which the fastest counts
+QUIET = 60  # runs of the reference to begin with
+RUNS = 2  # of each model in each turn: the first finds caches that another model has filled
 
 
 class Timed:
@@ -36,11 +36,11 @@ class Timed:
 
 
 class Clock:
-    """Times models beside a reference, a small convolution that runs again and again between them.
+    """Times models in turns, beside a reference: a small convolution.
 
-    Other jobs slow the machine down, for seconds at a time: by as much for the reference. Each time is taken as a
-    multiple of the reference just before and after it, and given in ms of a quiet machine, where the reference takes
-    `quiet` ms.
+    Other jobs only ever add to a time, so the fastest of many runs counts (of the estimates tried on a busy machine it
+    varied least). Where even that is slow, as long as something else runs, so is the reference: times are given in
+    ms of a machine on which the reference takes `quiet` ms.
     """
 
     def __init__(self, threads: int = 1, quiet: float | None = None) -> None:
@@ -49,20 +49,16 @@ class Clock:
         self.quiet = quiet if quiet is not None else min(self._reference.run() for _ in range(QUIET))
 
     def times(self, models: list[bytes | tuple[bytes, dict[str, np.ndarray]]], turns: int) -> np.ndarray:
-        """ms of each: all run once to warm up, then `turns` times one after the other; the median counts."""
+        """ms of each: all run once to warm up, then `turns` times one after the other, so that all see the same."""
         timed = [Timed(*(model if isinstance(model, tuple) else (model,)), threads=self.threads) for model in models]
+        timed.append(self._reference)
         for one in timed:
             one.run()
-        found = np.zeros((turns, len(timed)))
+        fastest = np.full(len(timed), np.inf)
         for turn in range(turns):
-            order = np.arange(len(timed))[:: 1 if turn % 2 else -1]  # nobody always goes first
-            before = self._reference.run()
-            for part in np.array_split(order, -(-len(order) // BETWEEN)):
-                own = [timed[index].run() for index in part]
-                after = self._reference.run()
-                found[turn, part] = np.array(own) / ((before + after) / 2)
-                before = after
-        return np.median(found, axis=0) * self.quiet
+            for index in range(len(timed))[:: 1 if turn % 2 else -1]:  # nobody always goes first
+                fastest[index] = min(fastest[index], *(timed[index].run() for _ in range(RUNS)))
+        return fastest[:-1] * (self.quiet / fastest[-1])
 
 
 def _random(size: list[Any]) -> np.ndarray:

@@ -24,7 +24,7 @@ from tgfx.latency.profile import PERIOD
 from tgfx.latency.table import LatencyTable, read_csv
 from tgfx.latency.whole import calibrated, model_key
 
-TURNS = 9
+TURNS = 15
 TOGETHER, BYTES = 64, 2**28  # models that take turns: so many at most, with weights of so many bytes
 LEAST, SHARE = 1e-3, 0.1  # ms, and of the model it is timed in: the least that a layer is taken to need
 REFERENCE = "reference"
@@ -45,7 +45,7 @@ def measure(
 
     Every distinct layer (kernel, stride, groups, padding, input size of the example) is timed at some tens of
     channel counts between two small ones (tgfx.latency.onnx_layer), in turns and beside a reference
-    (tgfx.latency.clock), so that other jobs on the machine matter little; the median counts. Times for other counts
+    (tgfx.latency.clock), so that other jobs on the machine matter little. Times for other counts
     follow from these (tgfx.latency.surface says what is assumed). threads: as the runtime will have. cache: a
     folder (default $TGFX_CACHE, or tgfx in the user's cache folder), or False for none. device_table: a CSV file
     measured elsewhere (tgfx.latency.template writes one to fill in) instead of measuring. whole: time the whole
