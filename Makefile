@@ -74,7 +74,7 @@ $(BIN)/python:
 # Another version could be a CUDA build of several gigabytes.
 $(VENV)/.stamp-core: $(INPUTS) | $(BIN)/python
 	$(PIP_INSTALL) $(shell grep '^torch==' constraints.txt)
-	$(PIP_INSTALL) -e '.[demo]'
+	$(PIP_INSTALL) -e '.[demo,onnx]'
 	@touch $@
 
 $(VENV)/.stamp-test: $(INPUTS) $(VENV)/.stamp-core

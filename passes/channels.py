@@ -375,6 +375,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             reads=tuple(self.reads),
             work=tuple(self.works),
             heads=tuple(self.head_works.values()),
+            layers=tuple(self.layer_calls),
             channels=self.channels,
             const_nodes=frozenset(self.const_nodes),
             grouping=dict(self.grouping_modes),

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from tgfx.ir.facts import ChannelMap, Work
-from tgfx.passes.couple import Coupling
+from tgfx.passes.couple import Coupling, Group
 from tgfx.passes.liveness import ALWAYS, NEVER, Condition
+from tgfx.passes.lookup_cost import CostTable, LookupCost, build_lookup_cost
 
-KINDS = ("flops", "flops_all", "params", "channels", "heads")
+KINDS = ("flops", "flops_all", "params", "channels", "heads")  # counted: every model has them
+MEASURED = ("latency",)  # looked up in a table, where the model has been given one
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,18 @@ class CostModel:
         self._axes: list[np.ndarray] = []  # [layers, length] slots, there once `terms` are
         self._known: dict[tuple, int] = {}
         self._conditions: list[Condition] = []
+        self.measured: dict[str, LookupCost] = {}
+
+    def measure_by(self, kind: str, table: CostTable) -> LookupCost:
+        """Look this kind of cost up in a table from now on."""
+        channels, _, needed = self._unpriced
+        self.terms  # noqa: B018  (registers its axes first, so that they are the same with and without a table)
+        try:
+            self.measured[kind] = build_lookup_cost(self, channels, needed, table)
+        finally:
+            for derived in ("_sums", "_switched"):  # there are more axes now
+                self.__dict__.pop(derived, None)
+        return self.measured[kind]
 
     @cached_property
     def terms(self) -> dict[str, list[Term]]:
@@ -66,6 +80,15 @@ class CostModel:
         if when not in self._conditions:
             self._conditions.append(when)
         return -1 - self._conditions.index(when)  # counted from the end: behind all axes, however many there will be
+
+    def touches(self, axis: int, group: Group) -> bool:
+        slots = self._axes[axis]
+        return bool(((slots >= group.start) & (slots < group.start + group.size)).any())
+
+    def opens_at(self, axis: int, group: Group) -> np.ndarray:
+        """Per position, sorted: how many gates of the group (the first ones) it needs, all others being open."""
+        own = self._axes[axis] - group.start
+        return np.sort(np.where((own >= 0) & (own < group.size), own + 1, 0).max(axis=0))
 
     @cached_property
     def _switched(self) -> Tensor:
@@ -137,6 +160,8 @@ class CostModel:
     def evaluate(self, kind: str, bank: Tensor, gone: frozenset[str] = frozenset()) -> Tensor:
         """`gone`: nodes and parameters that dead branches take along; they cost nothing."""
         living = self.living(bank)
+        if kind in self.measured:
+            return self.measured[kind].evaluate(living, gone)
         total = torch.zeros((), dtype=torch.float64, device=bank.device)
         for arity, (factor, axes) in self._packed[kind].items():
             if gone:
@@ -159,9 +184,11 @@ class CostModel:
 
     def expression(self, kind: str) -> sympy.Expr:
         """The cost as a polynomial in the numbers of living channels n_<group>."""
-        terms = self.terms[kind]
+        terms = [] if kind in self.measured else self.terms[kind]
         sums = [self._axis_expression(axis) for axis in self._axes]
         sums += [self._condition_expression(when) for when in reversed(self._conditions)]
+        if kind in self.measured:
+            return self.measured[kind].expression(sums)
         return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in terms))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:

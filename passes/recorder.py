@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import fx
 
-from tgfx.ir.facts import Axis, TensorIds, Work
+from tgfx.ir.facts import Axis, LayerCall, TensorIds, Work
 from tgfx.ir.ids import IdSpace, collapse, distinct_along, squeezed_atoms
+from tgfx.ir.layer_shape import LayerShape
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import source_line
 from tgfx.passes.attention import Attention
@@ -26,6 +27,7 @@ class RuleRecorder:
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
         self.works: list[Work] = []
+        self.layer_calls: list[LayerCall] = []
         self.head_works: dict[str, Work] = {}  # by node: a fused attention may run as several products
         self.head_rows: list[np.ndarray] = []
         self.channels: dict[str, torch.Tensor] = {}
@@ -108,13 +110,29 @@ class RuleRecorder:
     def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None:
         vectors = []
         for tensor, axis in axes:
-            axis %= tensor.ndim
-            layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
-            if layers:
-                vectors.append(torch.stack([x.reshape(-1) for x in layers]))
+            ids = self._along(tensor, axis)
+            if ids is not None:
+                vectors.append(ids)
             else:
                 factor *= tensor.shape[axis]
         self.works.append(Work(self._node.name if self._node else "", self._op, factor, tuple(vectors), counted))
+
+    def layer(
+        self,
+        shape: LayerShape,
+        ins: torch.Tensor,
+        outs: torch.Tensor,
+        rows: tuple[torch.Tensor, int] | None = None,
+    ) -> None:
+        along = None if rows is None else self._along(*rows)
+        node = self._node.name if self._node else ""
+        self.layer_calls.append(LayerCall(node, shape, ins.reshape(1, -1), outs.reshape(1, -1), along))
+
+    def _along(self, tensor: torch.Tensor, axis: int) -> torch.Tensor | None:
+        """Ids along an axis, one row per layer; None where it has none."""
+        axis %= tensor.ndim
+        layers = [self.line(x, axis) if x.numel() > x.shape[axis] else x for x in self.ids(tensor).on_axis(axis)]
+        return torch.stack([x.reshape(-1) for x in layers]) if layers else None
 
     def out_channels(self, weight: torch.Tensor, channels: torch.Tensor) -> None:
         origin = self.origin(weight)

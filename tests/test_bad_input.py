@@ -200,7 +200,7 @@ def test_no_budget_at_all(gated: tgfx.GatedModule) -> None:
     refused(BudgetError, gated.budget_loss)
 
 
-@pytest.mark.parametrize("kind", ["flop", "FLOPS", "latency", "", None, 3], ids=repr)
+@pytest.mark.parametrize("kind", ["flop", "FLOPS", "seconds", "", None, 3], ids=repr)
 def test_unknown_kind(gated: tgfx.GatedModule, kind) -> None:
     for ask in (gated.cost, gated.total, gated.ratio, gated.cost_expr, gated.marginal, gated.cheapest):
         refused(BudgetError, lambda ask=ask: ask(kind), "flops", "params", "channels", repr(kind))

@@ -47,6 +47,7 @@ PUBLIC = [
     "compact_",
     "finish",
     "fit",
+    "latency",
     "load_plan",
     "load_sparse",
     "param_groups",
@@ -73,6 +74,7 @@ def test_public_methods_of_a_gated_model() -> None:
     assert own == {
         "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots",
         "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "to_dot", "to_networkx", "total",
+        "use_latency",
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """tgfx: plug-in, trainable gates for any PyTorch model."""
 
+from tgfx import latency
 from tgfx._version import __version__
 from tgfx.budget import Budget
 from tgfx.choice import Choice
@@ -40,6 +41,7 @@ __all__ = [
     "compact_",
     "finish",
     "fit",
+    "latency",
     "load_plan",
     "load_sparse",
     "param_groups",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tgfx.errors import BudgetError
-from tgfx.passes.cost import KINDS
+from tgfx.passes.cost import KINDS, MEASURED
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,6 @@ class Budget(Mapping[str, float]):
 
 def check_kind(kind: str) -> str:
     """`kind` itself, if it is a kind of cost."""
-    if kind not in KINDS:
-        raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join(KINDS), found=repr(kind))
+    if kind not in KINDS and kind not in MEASURED:
+        raise BudgetError(f"unknown cost kind {kind!r}", expected=", ".join((*KINDS, *MEASURED)), found=repr(kind))
     return kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import networkx as nx
 import numpy as np
@@ -22,7 +22,7 @@ from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Switches
-from tgfx.passes.cost import KINDS, CostModel
+from tgfx.passes.cost import KINDS, MEASURED, CostModel
 from tgfx.passes.couple import Coupling, Groups
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
@@ -30,6 +30,9 @@ from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
 from tgfx.report import Report, explain
 from tgfx.training.controller import BudgetController
+
+if TYPE_CHECKING:
+    from tgfx.latency.table import LatencyTable
 
 Controller = TypeVar("Controller")
 
@@ -150,7 +153,8 @@ class GatedModule(LazyGraphModule):
 
         flops: 2 * multiply-adds per sample in convolutions and fully-connected layers (ATen convolution, mm, addmm),
         as torch's FlopCounterMode counts them; flops_all adds attention matmuls; params; channels; heads: open query
-        heads of all attentions (where heads are gated).
+        heads of all attentions (where heads are gated); latency: ms by the table of `use_latency`, whose gradient
+        is a slope along fast channel counts.
         """
         return self.facts.cost.evaluate(self._known_kind(kind), self.bank(), self._gone())
 
@@ -158,10 +162,24 @@ class GatedModule(LazyGraphModule):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of cost that this model has."""
         heads = any(group.kind == "head" for group in self.facts.coupling.groups)
-        return tuple(kind for kind in KINDS if kind != "heads" or heads)
+        counted = tuple(kind for kind in KINDS if kind != "heads" or heads)
+        return (*counted, *self.facts.cost.measured)
+
+    def use_latency(self, table: LatencyTable) -> GatedModule:
+        """Price layers by a table of `tgfx.latency.measure`: "latency" is then a kind of cost like "flops"."""
+        from tgfx.latency.attaching import attach  # which needs gated models itself
+
+        return attach(self, table)
 
     def _known_kind(self, kind: str) -> str:
-        if check_kind(kind) not in self.kinds:
+        if check_kind(kind) in MEASURED and kind not in self.kinds:
+            raise BudgetError(
+                f"no {kind} table is known",
+                expected=f"a gated model that has been given one ({kind} is measured, not counted)",
+                found="none (tables are not part of plans and state_dicts)",
+                fix="gated.use_latency(tgfx.latency.measure(gated)), or a table read with tgfx.latency.read_csv",
+            )
+        if kind not in self.kinds:
             raise BudgetError(
                 "attention heads are not gated here",
                 expected='a model gated with granularity="head" or ("channel", "head")',
@@ -193,7 +211,10 @@ class GatedModule(LazyGraphModule):
         return self.cost(kind) / self.total(kind)
 
     def cost_expr(self, kind: str = "flops") -> sympy.Expr:
-        """The cost as a polynomial in n[group], the number of open gates of each group (choice[i]: one alternative)."""
+        """The cost as a polynomial in n[group], the number of open gates of each group (choice[i]: one alternative).
+
+        Of the latency, a sum of functions ms[layer](input channels, output channels).
+        """
         return self.facts.cost.expression(self._known_kind(kind))
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:

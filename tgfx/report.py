@@ -44,12 +44,7 @@ class Report:
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """kind -> (now, all open)"""
-        kinds = [
-            "flops",
-            "params",
-            "channels",
-            *(["heads"] if any(g.kind == "head" for g in self.gated.facts.coupling.groups) else []),
-        ]
+        kinds = [kind for kind in self.gated.kinds if kind != "flops_all"]
         return {k: (float(self.gated.cost(k).detach()), self.gated.total(k)) for k in kinds}
 
     def __str__(self) -> str:
@@ -72,7 +67,7 @@ class Report:
             table.add_row(str(row["group"]), state, str(row["layers"]), str(row["frozen"] or row["tied_by"]))
         console.print(table)
         for kind, (now, total) in self.totals().items():
-            console.print(f"{kind:>9}: {now:,.0f} of {total:,.0f} ({now / max(total, 1):.1%})")
+            console.print(f"{kind:>9}: {amount(kind, now)} of {amount(kind, total)} ({now / (total or 1):.1%})")
         for refusal in facts.source.refusals:
             console.print(f"kept closed: {refusal}")
         console.print(FLOPS_NOTE)
@@ -80,6 +75,11 @@ class Report:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # notebooks
         printer.text(str(self))
+
+
+def amount(kind: str, value: float) -> str:
+    """A cost as text: ms of the latency, else a count."""
+    return f"{value:,.3f} ms" if kind == "latency" else f"{value:,.0f}"
 
 
 def render(table: Table) -> str:
@@ -171,4 +171,4 @@ def _role(group: Group, name: str) -> str:
     return "axis " + ", ".join(sorted({f"{m.name.rpartition('.')[2]}[{m.axis}]" for m in axes})) + " of"
 
 
-__all__ = ["FLOPS_NOTE", "Report", "explain", "render"]
+__all__ = ["FLOPS_NOTE", "Report", "amount", "explain", "render"]

@@ -19,6 +19,7 @@ import torch
 from examples.benchmarks.budget_error import budget_error
 from examples.benchmarks.compaction import compaction
 from examples.benchmarks.growth import growth
+from examples.benchmarks.latency import latency
 from examples.benchmarks.rules import rules
 from examples.benchmarks.scaling import scaling
 from examples.benchmarks.tables import Table
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], Table]] = {
     "scaling": scaling,
     "compaction": compaction,
     "viewer": viewer,
+    "latency": latency,
 }
 
 

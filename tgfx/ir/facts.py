@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tgfx.ir.ids import IdSpace
+from tgfx.ir.layer_shape import LayerShape
 from tgfx.ir.refusal import Refusal
 
 WHOLE = -1
@@ -92,6 +93,20 @@ class Work:
 
 
 @dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer: its shape, and the ids of its input and output channels (each [layers, length]).
+
+    rows: ids along the rows of a fully-connected layer's input, where they have any.
+    """
+
+    node: str
+    shape: LayerShape
+    ins: torch.Tensor
+    outs: torch.Tensor
+    rows: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Shuffle:
     """A chain of data movement that as a whole is `x.index_select(axis, order)` and gives its last node's value.
 
@@ -124,4 +139,5 @@ class ChannelMap:
     shuffles: tuple[Shuffle, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     batch: int = 1
+    layers: tuple[LayerCall, ...] = ()
     training: ChannelMap | None = None  # of the graph for train mode, where the model has one of its own

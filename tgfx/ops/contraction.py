@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from tgfx.ir.layer_shape import Grouping, LayerShape
 from tgfx.ops.registry import Call, Recorder, register
 
 
@@ -45,6 +46,31 @@ def convolution(call: Call) -> None:
     factor = 2 * x.shape[0] * math.prod(space) * math.prod(weight.shape[2:])
     rec.work(factor, [(weight, 0), (weight, 1)], counted=True)
     rec.out_channels(weight, out_ids)
+    ins = w_in if groups == 1 else x_in
+    rec.layer(_conv_shape(call), ins, out_ids)
+
+
+def _conv_shape(call: Call) -> LayerShape:
+    x, weight, _, stride, padding, dilation, transposed, output_padding, groups = call.args
+    return LayerShape(
+        "conv_transpose" if transposed else "conv",
+        x.shape[1],
+        call.out.shape[1],
+        batch=x.shape[0],
+        space=tuple(x.shape[2:]),
+        kernel=tuple(weight.shape[2:]),
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        output_padding=tuple(output_padding) if transposed else (),
+        groups=groups,
+        grouping="" if groups == 1 else _grouping(x.shape[1] // groups, call.out.shape[1] // groups, groups),
+        dtype=str(x.dtype).removeprefix("torch."),
+    )
+
+
+def _grouping(per_in: int, per_out: int, groups: int) -> Grouping:
+    return "within" if per_in == 1 or groups >= per_in + per_out else "across"
 
 
 def _grouped(
@@ -53,8 +79,9 @@ def _grouped(
     rec = call.rec
     x, weight = call.args[0], call.args[1]
     per_in, per_out = x.shape[1] // groups, call.out.shape[1] // groups
-    within = per_in == 1 or groups >= per_in + per_out
-    rec.grouping("within" if within else "across")
+    grouping = _grouping(per_in, per_out, groups)
+    within = grouping == "within"
+    rec.grouping(grouping)
     grid_in = x_in.reshape(groups, per_in)
     if transposed:
         # weight is [c_in, c_out / groups]: its rows are the input channels, its columns are shared by all groups
@@ -93,7 +120,11 @@ def mm(call: Call) -> None:
     _add_bias(call, bias, n_layers, m_layers)
     rec.give(call.out, m_layers + n_layers)
     rec.work(2, [(a, 0), k, (b, 1)], counted=True)
-    rec.out_channels(b, rec.vector(b, 1))
+    outs = rec.vector(b, 1)
+    rec.out_channels(b, outs)
+    rows, dtype = a.shape[0], str(a.dtype).removeprefix("torch.")
+    shape = LayerShape("linear", b.shape[0], b.shape[1], batch=rows, dtype=dtype)
+    rec.layer(shape, rec.vector(b, 0), outs, rows=(a, 0))
 
 
 @register("bmm", "baddbmm")

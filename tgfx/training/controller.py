@@ -24,6 +24,7 @@ from tgfx.training.evidence import Evidence
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
+from tgfx.training.stops import choose_at, fast_stops
 from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
 from tgfx.training.watcher import StepWatcher, weakly
 
@@ -154,16 +155,20 @@ class BudgetController(StepWatcher):
         rise = self.evidence.rise(opened)
         start = all_open(gated, opened.device)
         marginals = {kind: prices.marginal(kind, opened) for kind in targets}
+        stops = fast_stops(gated, targets)
         for _ in range(ROUNDS):
             price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
             scores = rise / price.clamp(min=1e-12)
-            keep = protected(gated, scores, self.floor)
-            chosen, threshold = close_worst(prices, scores, start, keep, targets)
+            if stops is None:
+                keep = protected(gated, scores, self.floor)
+                chosen, threshold = close_worst(prices, scores, start, keep, targets)
+            else:
+                chosen, threshold = choose_at(gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
             if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
                 break
             self._balance(gaps)
-        if exactly:
+        if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
         return self._ranks.agree(gated, latent(scores, chosen))
@@ -186,8 +191,9 @@ def latent(scores: Tensor, opened: Tensor) -> Tensor:
 
 def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0) -> None:
     """Refuse a budget that no assignment of the gates can meet."""
+    stops = fast_stops(gated, budget)
     for kind, share in budget.items():
-        least = cheapest(gated, kind, floor)
+        least = cheapest(gated, kind, floor, stops)
         if share < least:
             raise BudgetError(
                 f"budget {kind}={share:g} cannot be met: what has no gate, and the last channels, cost more",

@@ -11,12 +11,13 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from tgfx.budget import Budget
-from tgfx.errors import BudgetError, InputError
-from tgfx.report import FLOPS_NOTE, render
+from tgfx.errors import InputError
+from tgfx.report import FLOPS_NOTE, amount, render
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
 from tgfx.training.selection import Prices, all_open, close_worst, land, protected
+from tgfx.training.stops import choose_at, fast_stops, multiples
 from tgfx.training.vectors import gate_weights, set_gate_weights_
 from tgfx.training.weight_controller import check_weight_budget, shift_to_
 from tgfx.verify import eval_mode
@@ -45,7 +46,8 @@ class Finished:
             table.add_column(name, justify="left" if name == "cost" else "right")
         for kind, whole in self.before.items():
             wanted = f"{self.budget[kind]:.1%}" if kind in self.budget else ""
-            table.add_row(kind, f"{whole:,.0f}", f"{self.after[kind]:,.0f}", f"{self.ratio(kind):.2%}", wanted)
+            amounts = (amount(kind, whole), amount(kind, self.after[kind]))
+            table.add_row(kind, *amounts, f"{self.ratio(kind):.2%}", wanted)
         return render(table) + f"{FLOPS_NOTE}\ngates moved to land on the budget: {self.moved}\n"
 
 
@@ -60,8 +62,8 @@ def finish(
     """Nudge the gates to the budget, shrink, and report: `tgfx.finish(gated, flops=0.5).model`.
 
     Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
-    round_to: group sizes become multiples of it (or stay whole), still within the budget. On an error the gates are as
-    they were.
+    round_to: group sizes become multiples of it (or stay whole), still within the budget. Without, where the latency is
+    in the budget, group sizes are those that its table shows to be fast. On an error the gates are as they were.
     """
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
@@ -71,10 +73,11 @@ def finish(
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())
     check_feasible(gated, wanted)
-    if round_to is None:
+    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, _checked(round_to))
+    if stops is None:
         chosen = _nudged(gated, prices, scores, opened, wanted)
     else:
-        chosen = _in_multiples(gated, prices, scores, wanted, round_to)
+        chosen, _ = choose_at(gated, prices, scores, stops, wanted)
     moved = int((chosen != opened).sum())
     saved = gate_weights(gated)
     try:
@@ -112,37 +115,10 @@ def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, 
     return land(prices, chosen, scores, budget)
 
 
-def _in_multiples(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget, multiple: int) -> Tensor:
-    """Fill groups in whole chunks, the best chunk first, as long as the budget allows."""
+def _checked(multiple: int) -> int:
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
-    chosen = torch.from_numpy(gated.open_slots()) & ~prices.movable
-    chunks: list[tuple[float, str, Tensor]] = []
-    for group in gated.facts.coupling.groups:
-        if group.kind == "choice" or group.name not in gated.gates:
-            continue
-        own = torch.from_numpy(gated.gate_slots(group.name))
-        parts = list(own[scores[own].argsort(descending=True, stable=True)].split(multiple))
-        if not group.is_switch:  # a branch may go as a whole
-            chosen[parts.pop(0)] = True
-        chunks += [(float(scores[part].mean()), group.name, part) for part in parts]
-    if not prices.met(chosen, budget):
-        least = {kind: prices.ratio(kind, chosen) for kind in budget}
-        raise BudgetError(
-            f"the budget cannot be met in multiples of {multiple}",
-            expected=", ".join(f"{kind} of at least {ratio:.4f}" for kind, ratio in least.items()),
-            found=str(budget),
-            fix="use a smaller round_to or a larger budget",
-        )
-    full: set[str] = set()  # a group that lacks a chunk must not get its last, shorter one
-    for _, name, part in sorted(chunks, key=lambda chunk: -chunk[0]):
-        if name in full:
-            continue
-        chosen[part] = True
-        if not prices.met(chosen, budget):
-            chosen[part] = False
-            full.add(name)
-    return chosen
+    return multiple
 
 
 def _set_open(gated: GatedModule, chosen: Tensor) -> None:

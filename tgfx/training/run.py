@@ -207,6 +207,7 @@ class Run:
         optimizer = self.stepper.optimizer
         state = {
             "settings": self.settings.identity(self.total),
+            "tables": self._tables(),
             "optimizer class": type(optimizer).__name__,
             "gated": self.gated.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -225,6 +226,13 @@ class Run:
         if state is None:
             return
         self.settings.check_same_run(state["settings"], self.total)
+        if state.get("tables", {}) != self._tables():  # checkpoints from before there were any do not name them
+            raise TrainingError(
+                "the checkpoint is of a run with another latency table",
+                expected="the table that it was begun with: its budget is a share of what that says",
+                found="a table with other times",
+                fix="keep the table as a file (table.to_csv, tgfx.latency.read_csv), or pass resume=False",
+            )
         optimizer = self.stepper.optimizer
         parts = {"optimizer": type(optimizer).__name__, "scheduler": self.scheduler is not None}
         saved = {"optimizer": state["optimizer class"], "scheduler": state["scheduler"] is not None}
@@ -252,6 +260,11 @@ class Run:
         self._began = time.perf_counter() - state["seconds"]
         if self.step < self.total:
             self.feed.go_to(self._mark)
+
+    def _tables(self) -> dict[str, str]:
+        """Digests of the measured costs in the budget."""
+        measured = getattr(self.gated.facts.cost, "measured", {})  # where single weights are gated, none
+        return {kind: measured[kind].table.digest for kind in self.settings.budget or () if kind in measured}
 
     def _load_model(self, state: dict[str, Any]) -> None:
         """A model that was compacted on the way is cut to the same size first, and the optimizer with it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tgfx.training.stops import Stops, least_at
 from tgfx.training.vectors import movable
 
 if TYPE_CHECKING:
@@ -65,11 +66,16 @@ def all_open(gated: GatedModule, device: torch.device | str = "cpu") -> Tensor:
     return (movable(gated) | torch.from_numpy(gated.open_slots())).to(device)
 
 
-def cheapest(gated: GatedModule, kind: str, floor: float) -> float:
-    """The smallest ratio that leaves the floor of every group."""
+def cheapest(gated: GatedModule, kind: str, floor: float, stops: Stops | None = None) -> float:
+    """The smallest ratio that leaves the floor of every group, and every group at a stop, where there are stops."""
+    gated._known_kind(kind)
     if any(group.kind == "choice" for group in gated.facts.coupling.groups):
         return gated.cheapest(kind)  # with the cheapest alternatives, whatever is chosen now
     scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
+    if stops is not None:
+        prices = Prices(gated)
+        whole = prices.ratio(kind, all_open(gated))  # a measured cost may be lower with all than with few
+        return min(whole, prices.ratio(kind, least_at(gated, prices, scores, stops, floor)))
     return Prices(gated).ratio(kind, protected(gated, scores, floor))
 
 
