@@ -8,6 +8,8 @@ from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
 from tgfx.ir.refusal import Refusal
+from tgfx.onnx_export.export import export_onnx
+from tgfx.onnx_export.report import OnnxReport
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
 from tgfx.shrinking import shrink
@@ -30,6 +32,7 @@ __all__ = [
     "GateSpec",
     "GatedModule",
     "Group",
+    "OnnxReport",
     "Refusal",
     "Schedule",
     "TgfxError",
@@ -37,6 +40,7 @@ __all__ = [
     "__version__",
     "check_optimizer",
     "compact_",
+    "export_onnx",
     "finish",
     "fit",
     "load_plan",
