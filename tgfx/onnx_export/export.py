@@ -20,7 +20,7 @@ from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import metadata_for, set_metadata
 from tgfx.onnx_export.packages import need_all, needed
 from tgfx.onnx_export.profiles import check_operators, profile_named, write_ort
-from tgfx.onnx_export.proving import Case, Proof, cases_for, prove
+from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
 from tgfx.onnx_export.simplifying import candidates
 from tgfx.onnx_export.subject import Subject, run_torch, subject_of
@@ -66,7 +66,7 @@ def export_onnx(
         free_batch = dynamic_batch and not wanted.static
         examples = Examples.of(subject.args, subject.kwargs, batched=free_batch)
         outputs = _outputs(subject, examples)
-        traced = trace(subject, outputs, examples, opset=opset, dynamic_size=dynamic_size and not wanted.static)
+        traced = _traced(subject, outputs, examples, opset, dynamic_size and not wanted.static)
         cases = cases_for(subject, traced)
         with written_aside(target) as aside:
             written = _first_proven(traced, cases, aside, entries, simplify)
@@ -99,6 +99,14 @@ def export_onnx(
                 write_ort(aside, cases)
             move_into_place(aside, target)
     return report
+
+
+def _traced(subject: Subject, outputs: tuple[str, ...], examples: Examples, opset: int, dynamic_size: bool) -> Traced:
+    traced = trace(subject, outputs, examples, opset=opset, dynamic_size=dynamic_size)
+    stuck = stuck_axes(subject, traced)
+    if stuck:
+        traced = trace(subject, outputs, examples, opset=opset, dynamic_size=True, fixed=stuck)
+    return traced
 
 
 @dataclass

@@ -46,7 +46,7 @@ def cases_for(subject: Subject, traced: Traced) -> list[Case]:
     else:
         n = max(WIDE, examples.batch)
         cases = [_case(subject, traced, f"batch {size}", examples.call(size)) for size in (1, n, n + 1)]
-    if examples.free:
+    if traced.examples.free:
         cases.append(_other_extents(subject, traced))
     return cases
 
@@ -67,21 +67,43 @@ def _case(subject: Subject, traced: Traced, name: str, values: list[Any]) -> Cas
 
 
 def _other_extents(subject: Subject, traced: Traced) -> Case:
-    examples = traced.examples
-    now = {name: examples.leaves[place].shape[axis] for (place, axis), name in examples.free.items()}
+    """All free sizes at once, at the first multiple that torch accepts."""
+    now = _free_sizes(traced)
     for factor in GROWN:
         sizes = {name: max(1, round(size * factor)) for name, size in now.items()}
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        try:
-            return _case(subject, traced, shown, examples.call(sizes=sizes))
-        except (RuntimeError, IndexError, ValueError) as error:
-            refused = error
+        if _accepted(subject, traced, sizes):
+            shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            return _case(subject, traced, shown, traced.examples.call(sizes=sizes))
     raise InputError(
         "dynamic_size=True, but the model takes no other size than the example's",
-        expected="another height and width that torch accepts",
-        found=f"{type(refused).__name__}: {(str(refused).splitlines() or [''])[0]}",
+        expected=f"other sizes than {now} that torch accepts",
+        found=f"none of {', '.join(f'{factor:g} times' for factor in GROWN)}",
         fix="leave dynamic_size at False",
-    ) from refused
+    )
+
+
+def stuck_axes(subject: Subject, traced: Traced) -> frozenset[tuple[int, int]]:
+    """(leaf, axis) that torch.export left open but whose size cannot change, as of two inputs that are concatenated to
+    as many channels as the first layer wants."""
+    stuck = {
+        name
+        for name, size in _free_sizes(traced).items()
+        if not any(_accepted(subject, traced, {name: max(1, round(size * factor))}) for factor in GROWN)
+    }
+    return frozenset(place for place, name in traced.examples.free.items() if name in stuck)
+
+
+def _free_sizes(traced: Traced) -> dict[str, int]:
+    return {name: traced.examples.leaves[place].shape[axis] for (place, axis), name in traced.examples.free.items()}
+
+
+def _accepted(subject: Subject, traced: Traced, sizes: dict[str, int]) -> bool:
+    args, kwargs = traced.examples.arguments(traced.examples.call(sizes=sizes))
+    try:
+        run_torch(subject, args, kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def prove(model: Any, file: Path, traced: Traced, cases: list[Case]) -> Proof:

@@ -65,5 +65,10 @@ def _rename_sizes(value: Any, renamed: dict[str, str]) -> None:
 
     if value.shape is None:
         return
-    sizes = [renamed.get(size, size) if isinstance(size, str) else size for size in _sizes(value)]
+    sizes = [_renamed(size, renamed) if isinstance(size, str) else size for size in _sizes(value)]
     value.shape = onnx_ir.Shape([size if isinstance(size, int) else onnx_ir.SymbolicDim(size) for size in sizes])
+
+
+def _renamed(size: str, renamed: dict[str, str]) -> str:
+    """Also inside of what is computed from free sizes: s53 // 2."""
+    return renamed.get(size) or re.sub(r"[A-Za-z_]\w*", lambda word: renamed.get(word[0], word[0]), size)

@@ -40,13 +40,19 @@ class Traced:
 
 
 def trace(
-    subject: Subject, outputs: tuple[str, ...], examples: Examples, *, opset: int, dynamic_size: bool = False
+    subject: Subject,
+    outputs: tuple[str, ...],
+    examples: Examples,
+    *,
+    opset: int,
+    dynamic_size: bool = False,
+    fixed: frozenset[tuple[int, int]] = frozenset(),
 ) -> Traced:
-    """Export at a batch of at least two where the batch may change."""
+    """Export at a batch of at least two where the batch may change. fixed: (leaf, axis) that must keep its size."""
     values = examples.call(max(WIDE, examples.batch)) if examples.batched else list(examples.leaves)
     args, kwargs = examples.arguments(values)
     with _quiet(), untouched_rng(), torch.no_grad(), flat_result(subject.module), _no_fast_path():
-        shapes = _dynamic_shapes(subject, examples, args, kwargs, dynamic_size)
+        shapes = _dynamic_shapes(subject, examples, args, kwargs, fixed if dynamic_size else None)
         program = _guarded(
             lambda: torch.export.export(subject.module, args, kwargs, dynamic_shapes=shapes, strict=False),
             "torch.export cannot follow the model",
@@ -76,16 +82,23 @@ def trace(
 
 
 def _dynamic_shapes(
-    subject: Subject, examples: Examples, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_size: bool
+    subject: Subject,
+    examples: Examples,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fixed: frozenset[tuple[int, int]] | None,
 ) -> Any:
-    """What torch.export wants to know about each tensor's axes, arranged like the arguments."""
-    widened = replace(examples, leaves=tuple(pytree.tree_leaves((args, kwargs))))
+    """What torch.export wants to know about each tensor's axes, arranged like the arguments. fixed=None: all are."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    widened = replace(examples, leaves=tuple(leaves))
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
     batch = torch.export.Dim(BATCH)
 
     def axes(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return None
-        sizes = {axis: torch.export.Dim.AUTO for axis in range(1, leaf.ndim)} if dynamic_size else {}
+        open_axes = [] if fixed is None else [n for n in range(1, leaf.ndim) if (places[id(leaf)], n) not in fixed]
+        sizes = {axis: torch.export.Dim.AUTO for axis in open_axes}
         return {**({0: batch} if widened.has_batch(leaf) else {}), **sizes}
 
     return pytree.tree_map(axes, bound_inputs(subject.module.forward, args, kwargs))
