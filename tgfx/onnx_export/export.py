@@ -17,11 +17,12 @@ from tgfx.errors import InputError, TgfxError
 from tgfx.onnx_export.examples import Examples
 from tgfx.onnx_export.graph_size import GraphSize, graph_size
 from tgfx.onnx_export.measuring import timings
-from tgfx.onnx_export.metadata import metadata_for, set_metadata
+from tgfx.onnx_export.metadata import example_entry, metadata_for, set_metadata
 from tgfx.onnx_export.packages import need_all, needed
 from tgfx.onnx_export.profiles import check_operators, profile_named, write_ort
 from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
+from tgfx.onnx_export.session import Feeds, as_numpy
 from tgfx.onnx_export.simplifying import candidates
 from tgfx.onnx_export.subject import Subject, run_torch, subject_of
 from tgfx.onnx_export.tracing import WIDE, Traced, trace
@@ -68,6 +69,8 @@ def export_onnx(
         outputs = _outputs(subject, examples)
         traced = _traced(subject, outputs, examples, opset, dynamic_size and not wanted.static)
         cases = cases_for(subject, traced)
+        feeds = _feeds(traced)
+        entries |= example_entry({name: value.shape for name, value in feeds.items()})
         with written_aside(target) as aside:
             written = _first_proven(traced, cases, aside, entries, simplify)
             check_operators(written.model, wanted, traced.sources)
@@ -92,7 +95,6 @@ def export_onnx(
                 notes=subject.notes,
             )
             if measure:
-                feeds = _feeds(traced, subject)
                 report.timings = timings(aside, before, feeds)
             if wanted.ort:
                 report.ort_path = target.with_suffix(".ort")
@@ -176,9 +178,7 @@ def _fingerprint(traced: Traced) -> str:
     return digest.hexdigest()[:16]
 
 
-def _original(
-    subject: Subject, examples: Examples, outputs: tuple[str, ...], opset: int, simplify: bool
-) -> Any | None:
+def _original(subject: Subject, examples: Examples, outputs: tuple[str, ...], opset: int, simplify: bool) -> Any | None:
     """The model before the cut by the same route, to compare sizes and times with."""
     if subject.original is None:
         return None
@@ -215,10 +215,8 @@ def _outputs(subject: Subject, examples: Examples) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _feeds(traced: Traced, subject: Subject) -> dict[str, Any]:
+def _feeds(traced: Traced) -> Feeds:
     """The user's own example, for timing."""
-    from tgfx.onnx_export.session import as_numpy
-
     return {k: as_numpy(v) for k, v in zip(traced.inputs, traced.examples.leaves, strict=True) if k is not None}
 
 

@@ -13,10 +13,11 @@ from tgfx.errors import InputError
 from tgfx.onnx_export.subject import Subject
 
 PREFIX = "tgfx."
+EXAMPLE = "tgfx.example"
 
 
 def metadata_for(subject: Subject, given: Mapping[str, str] | None, profile: str | None) -> dict[str, str]:
-    """tgfx.version, torch.version, tgfx.model and, of a gated model, tgfx.budget and tgfx.kept (JSON); then the user's."""
+    """Versions, the model's name; of a gated one its budget and kept channels per group (JSON); then the user's own."""
     entries = {"tgfx.version": __version__, "torch.version": torch.__version__, "tgfx.model": subject.name}
     if profile is not None:
         entries["tgfx.profile"] = profile
@@ -36,6 +37,21 @@ def metadata_for(subject: Subject, given: Mapping[str, str] | None, profile: str
             )
         entries[key] = value
     return entries
+
+
+def example_entry(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Shapes of the example, so that whoever gets the file knows sizes that fit its free axes."""
+    return {EXAMPLE: json.dumps({name: list(shape) for name, shape in shapes.items()})}
+
+
+def example_shapes(model: Any) -> dict[str, list[int]]:
+    """What `example_entry` wrote; empty for files from elsewhere."""
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    try:
+        shapes = json.loads(entries.get(EXAMPLE, "{}"))
+        return {str(name): [int(size) for size in shape] for name, shape in shapes.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def set_metadata(model: Any, entries: Mapping[str, str]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.parity import delta, tolerance_for
 from tgfx.onnx_export.profile_ops import OPERATORS, SOURCES
 from tgfx.onnx_export.proving import Case
+from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import open_session, run
 
 FREE = {"Constant", "Identity"}  # become weights, or nothing
@@ -94,12 +92,7 @@ def write_ort(aside: Path, cases: list[Case]) -> None:
 def _convert(onnx_file: Path) -> None:
     """By onnxruntime's own tool; the list of operators for a reduced build that it also writes names this folder."""
     tools = needed("onnxruntime.tools.convert_onnx_models_to_ort", purpose="writing .ort files")
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            styles = [tools.OptimizationStyle.Fixed]
-            tools.convert_onnx_models_to_ort(onnx_file, onnx_file.parent, styles, target_platform="arm")
-    finally:
-        logging.disable(before)
+    with quietly():
+        styles = [tools.OptimizationStyle.Fixed]
+        tools.convert_onnx_models_to_ort(onnx_file, onnx_file.parent, styles, target_platform="arm")
     onnx_file.with_suffix(".required_operators.config").unlink(missing_ok=True)

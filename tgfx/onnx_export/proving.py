@@ -162,6 +162,3 @@ def _check_free_axes(model: Any, traced: Traced) -> None:
                 expected=f"the size '{size}'",
                 found=str(inputs[name][axis].dim_value),
             )
-
-
-

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tgfx.onnx_export.packages import needed
+from tgfx.onnx_export.quietly import quietly
 
 
 def candidates(raw: Any, wanted: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -22,7 +19,7 @@ def candidates(raw: Any, wanted: bool) -> Iterator[tuple[str, Callable[[], Any]]
 
 def _onnxsim(raw: Any) -> Any:
     onnxsim = needed("onnxsim", purpose="simplifying")
-    with _quiet():
+    with quietly():
         model, agrees = onnxsim.simplify(_copy(raw))
     if not agrees:
         raise ValueError("onnxsim's own comparison failed")
@@ -31,7 +28,7 @@ def _onnxsim(raw: Any) -> Any:
 
 def _onnxslim(raw: Any) -> Any:
     onnxslim = needed("onnxslim", purpose="simplifying")
-    with _quiet():
+    with quietly():
         model = onnxslim.slim(_copy(raw))
     if model is None:
         raise ValueError("onnxslim gave nothing back")
@@ -54,15 +51,3 @@ def _copy(model: Any) -> Any:
     twin = type(model)()
     twin.CopyFrom(model)
     return twin
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +15,7 @@ from torch.utils import _pytree as pytree
 from tgfx.errors import ExportError
 from tgfx.onnx_export.examples import BATCH, Examples
 from tgfx.onnx_export.naming import bound_inputs
+from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.source_lines import user_line
 from tgfx.onnx_export.subject import Subject, flat_result
 from tgfx.onnx_export.tidying import sources_of, tidy
@@ -51,7 +48,7 @@ def trace(
     """Export at a batch of at least two where the batch may change. fixed: (leaf, axis) that must keep its size."""
     values = examples.call(max(WIDE, examples.batch)) if examples.batched else list(examples.leaves)
     args, kwargs = examples.arguments(values)
-    with _quiet(), untouched_rng(), torch.no_grad(), flat_result(subject.module), _no_fast_path():
+    with quietly(), untouched_rng(), torch.no_grad(), flat_result(subject.module), no_fast_path():
         shapes = _dynamic_shapes(subject, examples, args, kwargs, fixed if dynamic_size else None)
         program = _guarded(
             lambda: torch.export.export(subject.module, args, kwargs, dynamic_shapes=shapes, strict=False),
@@ -60,7 +57,12 @@ def trace(
         )
         onnx_program = _guarded(
             lambda: torch.onnx.export(
-                program, dynamo=True, external_data=False, opset_version=opset, verbose=False, output_names=list(outputs)
+                program,
+                dynamo=True,
+                external_data=False,
+                opset_version=opset,
+                verbose=False,
+                output_names=list(outputs),
             ),
             "the model cannot be written as ONNX",
             examples.batched,
@@ -152,7 +154,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def _no_fast_path() -> Iterator[None]:
+def no_fast_path() -> Iterator[None]:
     """Transformer layers have a fused form in eval mode that ONNX does not know."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -160,16 +162,3 @@ def _no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporter prints its progress and warns about itself; what matters comes as an error."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(before)
