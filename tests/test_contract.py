@@ -48,14 +48,17 @@ PUBLIC = [
     "export_onnx",
     "finish",
     "fit",
+    "fp16_onnx",
     "load_plan",
     "load_sparse",
     "param_groups",
+    "quantize_onnx",
     "recalibrate",
     "save_plan",
     "save_sparse",
     "shrink",
     "transform",
+    "verify_onnx",
 ]
 
 

@@ -9,9 +9,12 @@ from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
 from tgfx.ir.refusal import Refusal
 from tgfx.onnx_export.export import export_onnx
+from tgfx.onnx_export.half_precision import fp16_onnx
+from tgfx.onnx_export.quantizing import quantize_onnx
 from tgfx.onnx_export.report import OnnxReport
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
+from tgfx.runtimes.verify import verify_onnx
 from tgfx.shrinking import shrink
 from tgfx.sparse_file import load_sparse, save_sparse
 from tgfx.training.controller import BudgetController
@@ -43,12 +46,15 @@ __all__ = [
     "export_onnx",
     "finish",
     "fit",
+    "fp16_onnx",
     "load_plan",
     "load_sparse",
     "param_groups",
+    "quantize_onnx",
     "recalibrate",
     "save_plan",
     "save_sparse",
     "shrink",
     "transform",
+    "verify_onnx",
 ]

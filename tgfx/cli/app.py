@@ -7,7 +7,10 @@ import sys
 import typer
 
 from tgfx._version import __version__
+from tgfx.cli.comparing import compare_command
+from tgfx.cli.exporting import export_command
 from tgfx.cli.inspecting import inspect_command
+from tgfx.cli.verifying import verify_command
 from tgfx.errors import TgfxError
 
 FAILED = 1  # a tgfx error; 2 is what click gives for a command line that cannot be understood
@@ -19,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("inspect")(inspect_command)
+app.command("export")(export_command)
+app.command("verify")(verify_command)
+app.command("compare")(compare_command)
 
 
 def _version(wanted: bool) -> None:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tgfx.cli.loading import load_model, parse_inputs
+from tgfx.cli.options import AsJson, Checkpoint, Input, Model
 from tgfx.transforming import transform
-
-Model = Annotated[str, typer.Argument(help="package.module:factory or file.py:factory")]
-Input = Annotated[
-    list[str] | None, typer.Option("--input", "-i", help="example input, e.g. 1x3x224x224 or ids=2x16:int64")
-]
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="state dict to load (torch or safetensors)")]
-AsJson = Annotated[bool, typer.Option("--json", help="for machines")]
 
 
 def inspect_command(model: Model, input: Input = None, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:

@@ -48,7 +48,7 @@ def subject_of(model: nn.Module, example_inputs: Any, original: nn.Module | None
     subject = _gated(model, example_inputs, original) if isinstance(model, GatedModule) else None
     if subject is None:
         args, kwargs = example_inputs_for(model, example_inputs)
-        subject = Subject(type(model).__name__, _own_copy(model), args, kwargs)
+        subject = Subject(type(model).__name__, _own_copy(model), args, kwargs, kept=_kept(model))
         subject.original = None if original is None else _own_copy(original)
     subject.args, subject.kwargs = _on_cpu((subject.args, subject.kwargs))
     check_numbers(subject.module)
@@ -63,21 +63,22 @@ def _gated(gated: GatedModule, example_inputs: Any, original: nn.Module | None) 
         args, kwargs = copy.deepcopy(example_like(gated))
     else:
         args, kwargs = example_inputs_for(gated, example_inputs)
-    subject = Subject(gated.facts.model_name, _own_copy(shrink(gated)), args, kwargs)
+    compact = shrink(gated)
+    subject = Subject(gated.facts.model_name, _own_copy(compact), args, kwargs, kept=_kept(compact))
     if gated.controller is not None:
         subject.budget = dict(gated.controller.budget)
     if original is not None:
         subject.original = _own_copy(original)
     if isinstance(gated, WeightGatedModule):
         return subject  # single weights are gated: no channel goes, and the whole model has the same graph
-    opened = gated.open_slots()
-    subject.kept = {
-        group.name: (int(opened[group.start : group.start + group.size].sum()), group.size)
-        for group in gated.facts.coupling.groups
-    }
     if original is None:
         subject.original = _own_copy(cut_to(gated, _as_whole_as_possible(gated), verify=False))
     return subject
+
+
+def _kept(compact: nn.Module) -> dict[str, tuple[int, int]]:
+    """What `shrink` left with the compact model."""
+    return dict(getattr(compact, "meta", {}).get("kept", {}))
 
 
 def _as_whole_as_possible(gated: GatedModule) -> np.ndarray:
@@ -122,7 +123,7 @@ def flat_result(module: nn.Module) -> Iterator[None]:
         return tuple(named_outputs(inner(*args, **kwargs)).values())
 
     forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
-    module.forward = forward  # type: ignore[method-assign]  # an attribute of this object: parameters keep their names
+    module.forward = forward  # an attribute of this object: parameters keep their names
     try:
         yield
     finally:

@@ -54,11 +54,11 @@ def ask(runtime: str, folder: Path, feeds: Feeds, outputs: Mapping[str, list[int
         )
     except subprocess.TimeoutExpired:
         return Answer({}, error=f"no answer in {PATIENCE:.0f} seconds")
+    last = (done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["no message"])[-1]
     if not (folder / "result.json").is_file():
-        last = (done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["no message"])[-1]
         return Answer({}, error=f"the process ended with code {done.returncode}: {last}")
     result = json.loads((folder / "result.json").read_text())
     if "error" in result:
-        return Answer({}, error=result["error"])
+        return Answer({}, error=f"{result['error']} ({last})")
     with np.load(folder / "outputs.npz") as stored:
         return Answer({name: stored[name] for name in stored.files}, result["version"], result["ms"])

@@ -4,24 +4,27 @@ Never import MNN.tools and never run the mnnconvert command: both install a logg
 report to the vendor. `_tools` is the bare converter.
 """
 
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import _tools
-import MNN
 import MNN.expr as expressions
 import MNN.nn as nn
 import numpy as np
 
 VERSION = version("MNN")
+Arrays = dict[str, np.ndarray]
+Call = Callable[[Arrays], Arrays]
 KINDS = {"f": expressions.float, "i": expressions.int, "b": expressions.int}
 
 
-def load(folder, request):
+def load(folder: Path, request: dict[str, Any]) -> Call:
     converted = folder / "model.mnn"
-    _tools.mnnconvert(
-        ["tgfx", "-f", "ONNX", "--modelFile", str(folder / request["model"]), "--MNNModel", str(converted)]
-        + ["--bizCode", "tgfx"]
-    )
+    source = str(folder / request["model"])
+    files = ["--modelFile", source, "--MNNModel", str(converted)]
+    _tools.mnnconvert(["tgfx", "-f", "ONNX", *files, "--bizCode", "tgfx"])
     if not converted.is_file():
         raise RuntimeError("the converter wrote nothing")
     settings = {"backend": "CPU", "numThread": request["threads"], "precision": "high"}
@@ -29,7 +32,7 @@ def load(folder, request):
     inputs, outputs = list(request["inputs"]), list(request["outputs"])
     net = nn.load_module_from_file(str(converted), inputs, outputs, runtime_manager=runtime)
 
-    def call(feeds):
+    def call(feeds: Arrays) -> Arrays:
         given = []
         for name in inputs:
             value = feeds[name]
@@ -42,6 +45,3 @@ def load(folder, request):
         }
 
     return call
-
-
-__all__ = ["MNN", "VERSION", "load"]

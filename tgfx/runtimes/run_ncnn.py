@@ -1,18 +1,24 @@
 """ncnn, converted by pnnx. Stands alone: see worker.py. ncnn has no batch dimension: rows go through one by one."""
 
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import ncnn
 import numpy as np
 import pnnx
 
 VERSION = ncnn.__version__
+Arrays = dict[str, np.ndarray]
+Call = Callable[[Arrays], Arrays]
 KINDS = {"float32": "f32", "float16": "f16", "int64": "i64", "int32": "i32"}
 
 
-def load(folder, request):
+def load(folder: Path, request: dict[str, Any]) -> Call:
     shapes = [
-        f"[{','.join(str(size) for size in [1, *shape[1:]])}]{KINDS[kind]}" for shape, kind in request["inputs"].values()
+        f"[{','.join(str(size) for size in [1, *shape[1:]])}]{KINDS[kind]}"
+        for shape, kind in request["inputs"].values()
     ]
     command = [pnnx.EXEC_PATH, request["model"], f"inputshape={','.join(shapes)}", "fp16=0"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -26,7 +32,7 @@ def load(folder, request):
     if net.load_param(str(parameters)) or net.load_model(str(parameters.with_suffix(".bin"))):
         raise RuntimeError("ncnn cannot load what pnnx wrote: a layer it does not have")
 
-    def one(feeds, row):
+    def one(feeds: Arrays, row: int) -> list[np.ndarray]:
         extractor = net.create_extractor()
         kept = []  # a Mat is a view: what it looks at must live until the run is over
         for place, name in enumerate(request["inputs"]):
@@ -46,8 +52,10 @@ def load(folder, request):
             found.append(value.reshape(shape))
         return found
 
-    def call(feeds):
+    def call(feeds: Arrays) -> Arrays:
         rows = [one(feeds, row) for row in range(len(next(iter(feeds.values()))))]
-        return {name: np.stack(values) for name, values in zip(request["outputs"], zip(*rows), strict=True)}
+        return {
+            name: np.stack(values) for name, values in zip(request["outputs"], zip(*rows, strict=True), strict=True)
+        }
 
     return call

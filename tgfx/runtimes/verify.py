@@ -106,16 +106,12 @@ def _availability(chosen: list[str], subject: Subject | None) -> dict[str, str]:
     return reasons
 
 
-def _feeds(
-    model: Any, inputs: Mapping[str, Any] | None, sizes: Mapping[str, int] | None, batch: int | None
-) -> Feeds:
+def _feeds(model: Any, inputs: Mapping[str, Any] | None, sizes: Mapping[str, int] | None, batch: int | None) -> Feeds:
     feeds = random_feeds(model, sizes, batch)
     if inputs is None:
         return feeds
     if set(inputs) != set(feeds):
-        raise InputError(
-            "inputs do not fit the file", expected=", ".join(feeds), found=", ".join(inputs) or "nothing"
-        )
+        raise InputError("inputs do not fit the file", expected=", ".join(feeds), found=", ".join(inputs) or "nothing")
     given = {name: as_numpy(v) if isinstance(v, torch.Tensor) else np.asarray(v) for name, v in inputs.items()}
     return {name: given[name] for name in feeds}
 

@@ -11,7 +11,9 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ def main(folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def attempt(runner, folder: Path, request: dict) -> dict:
+def attempt(runner: Any, folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     with np.load(folder / "inputs.npz") as stored:
         feeds = {name: stored[name] for name in request["inputs"]}
     call = runner.load(folder, request)
@@ -37,7 +39,7 @@ def attempt(runner, folder: Path, request: dict) -> dict:
     return {"version": runner.VERSION, "ms": milliseconds(lambda: call(feeds), request["seconds"])}
 
 
-def milliseconds(call, seconds: float) -> float | None:
+def milliseconds(call: Callable[[], object], seconds: float) -> float | None:
     """Median of one call; None if nobody asked."""
     if not seconds:
         return None
