@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from tgfx.onnx_export.packages import needed
+from tgfx.onnx_export.inner_values import inner_values
 from tgfx.onnx_export.parity import delta, tolerance_for
-from tgfx.onnx_export.session import Feeds, as_numpy, open_session, run
+from tgfx.onnx_export.session import Feeds, as_numpy
 from tgfx.onnx_export.tracing import Traced
 
 
@@ -19,7 +19,7 @@ def first_difference(model: Any, traced: Traced, values: list[Any], feeds: Feeds
     the two are matched; nodes that exist on one side only are skipped."""
     expected = _torch_values(traced, values)
     try:
-        found = _onnx_values(model, feeds)
+        found = inner_values(model, feeds)
     except Exception as error:
         return f"the graph does not run node by node: {(str(error).splitlines() or [''])[0]}"
     for node in model.graph.node:
@@ -65,13 +65,3 @@ def _torch_values(traced: Traced, values: list[Any]) -> dict[str, np.ndarray]:
     for node, name in zip(ends, traced.outputs, strict=True):
         recorder.values[name] = recorder.values[node.name]
     return recorder.values
-
-
-def _onnx_values(model: Any, feeds: Feeds) -> dict[str, np.ndarray]:
-    onnx = needed("onnx")
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    present = {value.name for value in shown.graph.output}
-    inner = [name for node in shown.graph.node for name in node.output if name and name not in present]
-    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-    return run(open_session(shown, optimise=False), feeds)

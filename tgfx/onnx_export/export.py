@@ -19,7 +19,7 @@ from tgfx.onnx_export.graph_size import GraphSize, graph_size
 from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import example_entry, metadata_for, set_metadata
 from tgfx.onnx_export.packages import need_all, needed
-from tgfx.onnx_export.profiles import check_operators, profile_named, write_ort
+from tgfx.onnx_export.profiles import check_batch, check_operators, profile_named, write_ort
 from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
 from tgfx.onnx_export.session import Feeds, as_numpy
@@ -66,6 +66,7 @@ def export_onnx(
         entries = metadata_for(subject, metadata, profile)
         free_batch = dynamic_batch and not wanted.static
         examples = Examples.of(subject.args, subject.kwargs, batched=free_batch)
+        check_batch(wanted, examples.batch)
         outputs = _outputs(subject, examples)
         traced = _traced(subject, outputs, examples, opset, dynamic_size and not wanted.static)
         cases = cases_for(subject, traced)

@@ -26,6 +26,7 @@ class Profile:
     name: str | None
     static: bool = False
     ort: bool = False
+    single: bool = False  # no batch dimension
 
     def notes(self, dynamic_batch: bool, dynamic_size: bool) -> list[str]:
         if self.static and (dynamic_batch or dynamic_size):
@@ -36,7 +37,7 @@ class Profile:
 PROFILES = {
     "nnapi": Profile("nnapi", static=True),
     "coreml": Profile("coreml", static=True),
-    "ncnn": Profile("ncnn", static=True),
+    "ncnn": Profile("ncnn", static=True, single=True),
     "mnn": Profile("mnn"),
     "ort-mobile": Profile("ort-mobile", ort=True),
 }
@@ -48,6 +49,16 @@ def profile_named(name: str | None) -> Profile:
     if name not in PROFILES:
         raise InputError("unknown profile", expected=", ".join(PROFILES), found=repr(name))
     return PROFILES[name]
+
+
+def check_batch(profile: Profile, batch: int) -> None:
+    if profile.single and batch != 1:
+        raise InputError(
+            f"{profile.name} has no batch dimension",
+            expected="an example of one sample",
+            found=f"a batch of {batch}",
+            fix="pass example_inputs of batch 1",
+        )
 
 
 def check_operators(model: Any, profile: Profile, sources: dict[str, str]) -> None:
