@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tgfx.onnx_export.look_ups import fold_look_ups
 from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.quietly import quietly
 
@@ -23,7 +24,7 @@ def _onnxsim(raw: Any) -> Any:
         model, agrees = onnxsim.simplify(_copy(raw))
     if not agrees:
         raise ValueError("onnxsim's own comparison failed")
-    return stripped(model)
+    return fold_look_ups(stripped(model))
 
 
 def _onnxslim(raw: Any) -> Any:
@@ -32,7 +33,7 @@ def _onnxslim(raw: Any) -> Any:
         model = onnxslim.slim(_copy(raw))
     if model is None:
         raise ValueError("onnxslim gave nothing back")
-    return stripped(model)
+    return fold_look_ups(stripped(model))
 
 
 def stripped(model: Any) -> Any:
