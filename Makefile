@@ -28,7 +28,7 @@ RUNTIMES := openvino MNN ncnn pnnx executorch torchao ruamel.yaml tabulate
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
+demo: $(VENV)/.stamp-core ## train, gate, shrink and export a small net, print before and after
 	$(BIN)/python -m examples.demo.demo
 
 test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers ## lint, then all tests

@@ -18,8 +18,8 @@ from tgfx.onnx_export.packages import needed
 # from one input to one output, channel by channel
 BY_CHANNEL = {
     "Abs", "AveragePool", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "GlobalAveragePool", "GlobalMaxPool",
-    "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mish", "Neg", "Relu", "Selu", "Sigmoid", "Softplus",
-    "Tanh",
+    "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mish", "Neg", "Relu", "Selu", "Sigmoid",
+    "Softplus", "Tanh",
 }  # fmt: skip
 
 
