@@ -29,7 +29,7 @@ app.command("compare")(compare_command)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(__version__)
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         app()
     except TgfxError as error:
-        print(error, file=sys.stderr)
+        typer.echo(str(error), err=True)
         sys.exit(FAILED)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import typer
+
 from tgfx.cli.loading import load_model, parse_inputs
 from tgfx.cli.options import AsJson, Checkpoint, Input, Model
 from tgfx.transforming import transform
@@ -13,7 +15,7 @@ def inspect_command(model: Model, input: Input = None, checkpoint: Checkpoint = 
     """What can be gated in a model, what is tied, what is kept and why."""
     gated = transform(load_model(model, checkpoint=checkpoint), parse_inputs(input or []))
     if not as_json:
-        print(gated.report())
+        typer.echo(str(gated.report()))
         return
     groups = [
         {
@@ -24,4 +26,4 @@ def inspect_command(model: Model, input: Input = None, checkpoint: Checkpoint = 
         }
         for group in gated.groups
     ]
-    print(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))
+    typer.echo(json.dumps({"total": {kind: gated.total(kind) for kind in gated.kinds}, "groups": groups}, indent=2))

@@ -29,7 +29,9 @@ def fold_look_ups(model: Any) -> Any:
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for gather in [node for node in model.graph.node if node.op_type == "Gather"]:
         order = _order(gather, weights, numpy_helper)
-        chain = _chain(model, gather, weights) if order is not None else None
+        if order is None:
+            continue
+        chain = _chain(model, gather, weights)
         if chain is None or weights[chain[-1].input[1]].dims[1] != len(order):
             continue
         back = np.argsort(order)  # position of each channel of x among those that were looked up
