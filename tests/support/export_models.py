@@ -114,7 +114,7 @@ class Family:
 
 
 FAMILIES = {
-    "cnn": Family(cnn, images(1, 3, 12, 12), any_size=True),
+    "cnn": Family(cnn, images(1, 3, 12, 12)),
     "resnet": Family(resnet, images(1, 3, 12, 12), any_size=True),
     "flownet": Family(FlowNet, (images(1, 3, 16, 16), images(1, 3, 16, 16)), any_size=True),
     "style": Family(style_net, images(1, 3, 12, 12), any_size=True),

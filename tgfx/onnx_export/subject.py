@@ -91,7 +91,15 @@ def _as_whole_as_possible(gated: GatedModule) -> np.ndarray:
 
 
 def _own_copy(model: nn.Module) -> nn.Module:
-    twin = copy_model(model).cpu()
+    try:
+        twin = copy_model(model).cpu()
+    except Exception as error:
+        raise InputError(
+            "the model cannot be copied, and your own is not to be touched",
+            expected="a model that copy.deepcopy takes",
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="export what is inside of wrappers, such as model.module",
+        ) from error
     twin.__dict__.pop("forward", None)  # a wrapper, as of Accelerate's precision
     return twin.eval().requires_grad_(False)
 
