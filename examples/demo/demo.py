@@ -61,7 +61,8 @@ def main() -> None:
     reports = onnx_step.export_both(gated, BUDGET, digits.held_out[0][:BATCH], FOLDER)
     console.print(onnx_step.side_by_side(reports, digits.held_out))
     print(f"Files are in {FOLDER}/; parity at {', '.join(reports[0].checked)}. Odd channel counts can be slow;")
-    print(f"the second file has multiples of {onnx_step.MULTIPLE} within the same budget. Its report in full:\n")
+    print(f"the second file has multiples of {onnx_step.MULTIPLE} within the same budget. x: against the original,")
+    print("which took turns with each file.\n")
     print(reports[1])
 
 
