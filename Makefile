@@ -18,14 +18,18 @@ ZOO_LIGHT := filelock huggingface_hub packaging pillow pyyaml regex safetensors 
 TRAINERS := lightning torchmetrics accelerate
 TRAINERS_LIGHT := fsspec lightning-utilities packaging psutil pyyaml tqdm typing-extensions
 
+# What exported models are tried in. pnnx and executorch ask for torch or for packages that do; executorch runs
+# (with XNNPACK) on the few that follow it.
+RUNTIMES := openvino MNN ncnn pnnx executorch torchao ruamel.yaml tabulate
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test zoo bench lint typecheck browser clean
+.PHONY: help demo test zoo bench runtimes lint typecheck browser clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-demo: $(VENV)/.stamp-core ## train, gate, shrink a small net and print before and after
+demo: $(VENV)/.stamp-core ## train, gate, shrink and export a small net, print before and after
 	$(BIN)/python -m examples.demo.demo
 
 test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers browser ## lint, then all tests
@@ -33,6 +37,9 @@ test: lint $(VENV)/.stamp-zoo $(VENV)/.stamp-trainers browser ## lint, then all 
 
 zoo: $(VENV)/.stamp-zoo ## prove the cut exact on every zoo model, write examples/zoo/COVERAGE.md
 	$(BIN)/python -m examples.zoo.run
+
+runtimes: $(VENV)/.stamp-runtimes ## try exported models in OpenVINO, MNN, ncnn and ExecuTorch too
+	$(BIN)/python -m pytest -q -rs tests/runtimes
 
 bench: $(VENV)/.stamp-zoo browser ## measure transform time, training overhead and growth
 	$(BIN)/python -m examples.benchmarks.run
@@ -89,4 +96,8 @@ $(VENV)/.stamp-zoo: $(INPUTS) $(VENV)/.stamp-test
 $(VENV)/.stamp-trainers: $(INPUTS) $(VENV)/.stamp-zoo
 	$(PIP_INSTALL) --no-deps $(TRAINERS)
 	$(PIP_INSTALL) $(TRAINERS_LIGHT)
+	@touch $@
+
+$(VENV)/.stamp-runtimes: $(INPUTS) $(VENV)/.stamp-test
+	$(PIP_INSTALL) --no-deps $(RUNTIMES)
 	@touch $@

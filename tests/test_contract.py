@@ -38,6 +38,7 @@ PUBLIC = [
     "GateSpec",
     "GatedModule",
     "Group",
+    "OnnxReport",
     "Refusal",
     "Schedule",
     "TgfxError",
@@ -45,12 +46,15 @@ PUBLIC = [
     "__version__",
     "check_optimizer",
     "compact_",
+    "export_onnx",
     "finish",
     "fit",
     "latency",
+    "fp16_onnx",
     "load_plan",
     "load_sparse",
     "param_groups",
+    "quantize_onnx",
     "recalibrate",
     "save_plan",
     "save_sparse",
@@ -60,6 +64,7 @@ PUBLIC = [
     "to_networkx",
     "transform",
     "visualize",
+    "verify_onnx",
 ]
 
 

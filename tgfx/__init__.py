@@ -9,8 +9,13 @@ from tgfx.errors import TgfxError
 from tgfx.gated import GatedModule
 from tgfx.gates import GateSpec, TrainableGate
 from tgfx.ir.refusal import Refusal
+from tgfx.onnx_export.export import export_onnx
+from tgfx.onnx_export.half_precision import fp16_onnx
+from tgfx.onnx_export.quantizing import quantize_onnx
+from tgfx.onnx_export.report import OnnxReport
 from tgfx.passes.couple import Group
 from tgfx.plan import load_plan, save_plan
+from tgfx.runtimes.verify import verify_onnx
 from tgfx.shrinking import shrink
 from tgfx.sparse_file import load_sparse, save_sparse
 from tgfx.training.controller import BudgetController
@@ -32,6 +37,7 @@ __all__ = [
     "GateSpec",
     "GatedModule",
     "Group",
+    "OnnxReport",
     "Refusal",
     "Schedule",
     "TgfxError",
@@ -39,12 +45,15 @@ __all__ = [
     "__version__",
     "check_optimizer",
     "compact_",
+    "export_onnx",
     "finish",
     "fit",
+    "fp16_onnx",
     "latency",
     "load_plan",
     "load_sparse",
     "param_groups",
+    "quantize_onnx",
     "recalibrate",
     "save_plan",
     "save_sparse",
@@ -53,5 +62,6 @@ __all__ = [
     "to_model_explorer",
     "to_networkx",
     "transform",
+    "verify_onnx",
     "visualize",
 ]

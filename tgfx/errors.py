@@ -9,12 +9,14 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "EmptyGroupError",
+    "ExportError",
     "GranularityError",
     "IgnoreError",
     "InputError",
     "LazyModuleError",
     "MissingPackageError",
     "NothingToGateError",
+    "OnnxFileError",
     "OptimizerError",
     "PassError",
     "PlanError",
@@ -132,6 +134,14 @@ class GranularityError(TgfxError, ValueError):
 
 class VerificationError(TgfxError, RuntimeError):
     """tgfx's own proof of a cut failed, so nothing was returned."""
+
+
+class ExportError(TgfxError, RuntimeError):
+    """The model cannot leave torch: an operator without an ONNX form, one that a runtime lacks, an unwritable path."""
+
+
+class OnnxFileError(TgfxError, ValueError):
+    """An ONNX file that is not there, damaged, or that its runtime does not take."""
 
 
 class PassError(TgfxError, RuntimeError):

@@ -73,7 +73,14 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         compact.training = gated.training
         if verify:
             _verify(gated, compact, survivors, opened)
+    compact.meta["kept"] = kept_channels(gated, opened)
     return compact
+
+
+def kept_channels(gated: GatedModule, opened: np.ndarray) -> dict[str, tuple[int, int]]:
+    """Group -> (how many stay, how many there were): what an exported file says about its cut."""
+    groups = gated.facts.coupling.groups
+    return {g.name: (int(opened[g.start : g.start + g.size].sum()), g.size) for g in groups}
 
 
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:

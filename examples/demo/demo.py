@@ -1,9 +1,11 @@
-"""Train a small network, give it half of its FLOPs, train on, cut it: the whole of tgfx in one run.
+"""Train a small network, give it half of its FLOPs, train on, cut it, export it: the whole of tgfx in one run.
 
 make demo                          (or, from the repository: python -m examples.demo.demo)
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tgfx
-from examples.demo import data, measure
+from examples.demo import data, measure, onnx_step
 from examples.demo.model import DigitsNet
 
 SEED = 0
@@ -23,6 +25,8 @@ FLOPS_NOTE = "FLOPs = 2 x multiply-adds per sample, in convolutions and fully-co
 
 PRETRAIN_EPOCHS, GATED_EPOCHS = 15, 32
 RATE = 0.05
+
+FOLDER = Path("build")
 
 console = Console()
 
@@ -52,7 +56,14 @@ def main() -> None:
     gated.eval()  # prices at exactly 0 or 1; in training they follow the trainable gate, which is 1e-5 off
     print(gated.report())
     console.print(before_and_after(model, gated, compact, digits))
-    print(f"{FLOPS_NOTE}.\nMilliseconds: batch of {BATCH}, one thread, taking turns.")
+    print(f"{FLOPS_NOTE}.\nMilliseconds: batch of {BATCH}, one thread, taking turns.\n")
+
+    reports = onnx_step.export_both(gated, BUDGET, digits.held_out[0][:BATCH], FOLDER)
+    console.print(onnx_step.side_by_side(reports, digits.held_out))
+    print(f"Files are in {FOLDER}/; parity at {', '.join(reports[0].checked)}. Odd channel counts can be slow;")
+    print(f"the second file has multiples of {onnx_step.MULTIPLE} within the same budget. x: against the original,")
+    print("which took turns with each file.\n")
+    print(reports[1])
 
 
 def pretrain(model: nn.Module, digits: data.Digits) -> None:

@@ -7,9 +7,12 @@ import sys
 import typer
 
 from tgfx._version import __version__
+from tgfx.cli.comparing import compare_command
 from tgfx.cli.demo import demo_command
 from tgfx.cli.explaining import explain_command
+from tgfx.cli.exporting import export_command
 from tgfx.cli.inspecting import inspect_command
+from tgfx.cli.verifying import verify_command
 from tgfx.cli.viewing import view_command
 from tgfx.errors import TgfxError
 
@@ -25,6 +28,9 @@ app.command("inspect")(inspect_command)
 app.command("explain")(explain_command)
 app.command("view")(view_command)
 app.command("demo")(demo_command)
+app.command("export")(export_command)
+app.command("verify")(verify_command)
+app.command("compare")(compare_command)
 
 
 def _version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tgfx.cli.inspecting import AsJson
+from tgfx.cli.options import AsJson
 from tgfx.shrinking import shrink
 from tgfx.training.fit import fit
 from tgfx.transforming import transform

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tgfx.cli.inspecting import AsJson, Checkpoint, Input, Model, group_record
+from tgfx.cli.inspecting import group_record
 from tgfx.cli.loading import load_model, parse_inputs
+from tgfx.cli.options import AsJson, Checkpoint, Input, Model
 from tgfx.transforming import transform
 
 Layer = Annotated[str, typer.Argument(help="a layer, parameter or group, e.g. layer1.0.conv2")]

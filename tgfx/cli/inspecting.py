@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from tgfx.cli.loading import load_model, parse_inputs
+from tgfx.cli.options import AsJson, Checkpoint, Granularity, Ignore, Input, Model
 from tgfx.passes.couple import Group
 from tgfx.transforming import transform
-
-Model = Annotated[str, typer.Argument(help="package.module:factory or file.py:factory")]
-Input = Annotated[
-    list[str] | None, typer.Option("--input", "-i", help="example input, e.g. 1x3x224x224 or ids=2x16:int64")
-]
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="state dict to load (torch or safetensors)")]
-AsJson = Annotated[bool, typer.Option("--json", help="for machines")]
-Granularity = Annotated[
-    list[str] | None,
-    typer.Option("--granularity", "-g", help="channel (default), head, layer, weight; several times"),
-]
-Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="a layer's name or glob pattern; may be repeated")]
 
 
 def inspect_command(

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tgfx.cli.inspecting import AsJson, Checkpoint, Input
 from tgfx.cli.loading import load_model, parse_inputs
+from tgfx.cli.options import AsJson, Checkpoint, Input
 from tgfx.view.data import page_data
 from tgfx.view.files import write_whole
 from tgfx.view.page import page

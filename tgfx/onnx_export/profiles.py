@@ -1,0 +1,109 @@
+"""What a runtime on a phone wants of a file: fixed shapes, its own operators, its own format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgfx.errors import ExportError, InputError, VerificationError
+from tgfx.onnx_export.graph_size import all_nodes
+from tgfx.onnx_export.packages import needed
+from tgfx.onnx_export.parity import delta, tolerance_for
+from tgfx.onnx_export.profile_ops import OPERATORS, SOURCES
+from tgfx.onnx_export.proving import Case
+from tgfx.onnx_export.quietly import quietly
+from tgfx.onnx_export.session import open_session, run
+
+FREE = {"Constant", "Identity"}  # become weights, or nothing
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Profile:
+    """static: the runtime (or its converter) takes or is fast with fixed shapes only; ort: write an .ort file too."""
+
+    name: str | None
+    static: bool = False
+    ort: bool = False
+    single: bool = False  # no batch dimension
+
+    def notes(self, dynamic_batch: bool, dynamic_size: bool) -> list[str]:
+        if self.static and (dynamic_batch or dynamic_size):
+            return [f"all shapes are the example's: {self.name} wants fixed ones"]
+        return []
+
+
+PROFILES = {
+    "nnapi": Profile("nnapi", static=True),
+    "coreml": Profile("coreml", static=True),
+    "ncnn": Profile("ncnn", static=True, single=True),
+    "mnn": Profile("mnn"),
+    "ort-mobile": Profile("ort-mobile", ort=True),
+}
+
+
+def profile_named(name: str | None) -> Profile:
+    if name is None:
+        return Profile(None)
+    if name not in PROFILES:
+        raise InputError("unknown profile", expected=", ".join(PROFILES), found=repr(name))
+    return PROFILES[name]
+
+
+def check_batch(profile: Profile, batch: int) -> None:
+    if profile.single and batch != 1:
+        raise InputError(
+            f"{profile.name} has no batch dimension",
+            expected="an example of one sample",
+            found=f"a batch of {batch}",
+            fix="pass example_inputs of batch 1",
+        )
+
+
+def check_operators(model: Any, profile: Profile, sources: dict[str, str]) -> None:
+    """Every node must be one that the runtime knows; those that are not are listed with the user's lines."""
+    if profile.name is None or profile.name not in OPERATORS:
+        return
+    known = OPERATORS[profile.name]
+    offending = [node for node in all_nodes(model.graph) if node.op_type not in known | FREE or node.domain]
+    if not offending:
+        return
+    lines = []
+    for node in offending[:SHOWN]:
+        place = next((sources[output] for output in node.output if output in sources), "")
+        lines.append(f"{node.op_type} '{node.name}'" + (f" ({place})" if place else ""))
+    if len(offending) > SHOWN:
+        lines.append(f"and {len(offending) - SHOWN} more")
+    raise ExportError(
+        f"{profile.name} lacks operators that the model uses",
+        expected=f"operators in {SOURCES[profile.name]}",
+        found="\n".join(lines),
+        fix="change these layers, or export without the profile: other runtimes may take them",
+    )
+
+
+def write_ort(aside: Path, cases: list[Case]) -> None:
+    """The same model as an .ort file next to it, run against torch as well."""
+    converted = aside.with_suffix(".ort")
+    _convert(aside)
+    session = open_session(converted)
+    for case in cases:
+        found = run(session, case.feeds)
+        for output, expected in case.expected.items():
+            gap = delta(expected, found[output])
+            if not gap.within(tolerance_for(expected)):
+                raise VerificationError(
+                    "the .ort file does not compute what torch does; nothing is handed out",
+                    expected=f"{output} at {case.name}",
+                    found=f"max |difference| {gap.largest:.3g}",
+                )
+
+
+def _convert(onnx_file: Path) -> None:
+    """By onnxruntime's own tool; the list of operators for a reduced build that it also writes names this folder."""
+    tools = needed("onnxruntime.tools.convert_onnx_models_to_ort", purpose="writing .ort files")
+    with quietly():
+        styles = [tools.OptimizationStyle.Fixed]
+        tools.convert_onnx_models_to_ort(onnx_file, onnx_file.parent, styles, target_platform="arm")
+    onnx_file.with_suffix(".required_operators.config").unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""What is exported: a copy of the model in eval mode, an example to call it with, and what is known about its cut."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from tgfx.capture.copying import copy_model
+from tgfx.capture.examples import example_inputs_for
+from tgfx.errors import InputError
+from tgfx.gated import GatedModule
+from tgfx.onnx_export.naming import named_outputs
+from tgfx.shrinking import cut_to, example_like, shrink
+from tgfx.verify import eval_mode
+from tgfx.weight.gated import WeightGatedModule
+
+TRAIN_NOTE = "the model was in train mode; the file holds its eval form (no dropout, batch norm with its averages)"
+
+
+@dataclass
+class Subject:
+    """A module ready to be traced: nothing of the user's own is in it."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    original: nn.Module | None = None
+    budget: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # group -> (channels that stay, all)
+    notes: list[str] = field(default_factory=list)
+
+
+def subject_of(model: nn.Module, example_inputs: Any, original: nn.Module | None) -> Subject:
+    """Check the model and take what is needed of it; a gated one is shrunk."""
+    if not isinstance(model, nn.Module):
+        raise InputError("only a module can be exported", expected="torch.nn.Module", found=type(model).__name__)
+    subject = _gated(model, example_inputs, original) if isinstance(model, GatedModule) else None
+    if subject is None:
+        args, kwargs = example_inputs_for(model, example_inputs)
+        subject = Subject(type(model).__name__, _own_copy(model), args, kwargs, kept=_kept(model))
+        subject.original = None if original is None else _own_copy(original)
+    subject.args, subject.kwargs = _on_cpu((subject.args, subject.kwargs))
+    check_numbers(subject.module)
+    if any(module.training for module in model.modules()):
+        subject.notes.append(TRAIN_NOTE)
+        warnings.warn(f"{TRAIN_NOTE}; call model.eval() first if you know", stacklevel=3)
+    return subject
+
+
+def _gated(gated: GatedModule, example_inputs: Any, original: nn.Module | None) -> Subject:
+    if example_inputs is None:
+        args, kwargs = copy.deepcopy(example_like(gated))
+    else:
+        args, kwargs = example_inputs_for(gated, example_inputs)
+    compact = shrink(gated)
+    subject = Subject(gated.facts.model_name, _own_copy(compact), args, kwargs, kept=_kept(compact))
+    if gated.controller is not None:
+        subject.budget = dict(gated.controller.budget)
+    if original is not None:
+        subject.original = _own_copy(original)
+    if isinstance(gated, WeightGatedModule):
+        return subject  # single weights are gated: no channel goes, and the whole model has the same graph
+    if original is None:
+        subject.original = _own_copy(cut_to(gated, _as_whole_as_possible(gated), verify=False))
+    return subject
+
+
+def _kept(compact: nn.Module) -> dict[str, tuple[int, int]]:
+    """What `shrink` left with the compact model."""
+    return dict(getattr(compact, "meta", {}).get("kept", {}))
+
+
+def _as_whole_as_possible(gated: GatedModule) -> np.ndarray:
+    """All gates open that compact_ has left; of a choice what is chosen."""
+    opened = gated.open_slots().copy()
+    for group in gated.facts.coupling.groups:
+        if group.kind != "choice" and group.name in gated.gates:
+            opened[gated.gate_slots(group.name)] = True
+    return opened
+
+
+def _own_copy(model: nn.Module) -> nn.Module:
+    try:
+        twin = copy_model(model).cpu()
+    except Exception as error:
+        raise InputError(
+            "the model cannot be copied, and your own is not to be touched",
+            expected="a model that copy.deepcopy takes",
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="export what is inside of wrappers, such as model.module",
+        ) from error
+    twin.__dict__.pop("forward", None)  # a wrapper, as of Accelerate's precision
+    return twin.eval().requires_grad_(False)
+
+
+def _on_cpu(value: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v.detach().cpu() if isinstance(v, Tensor) else v, value)
+
+
+def check_numbers(module: nn.Module) -> None:
+    """A weight that is not a number makes every comparison meaningless."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            raise InputError(
+                "the model has weights that are not numbers",
+                expected="finite weights",
+                found=f"NaN in {int(torch.isnan(tensor).sum())} of {tensor.numel()} entries",
+                where=name,
+                fix="training has diverged; load an earlier checkpoint",
+            )
+
+
+@contextmanager
+def flat_result(module: nn.Module) -> Iterator[None]:
+    """The (own) module returns a tuple of tensors for a while, so that any result can be traced."""
+    inner = _through_interpreter(module) if isinstance(module, fx.GraphModule) else module.forward
+
+    @functools.wraps(module.forward)
+    def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        return tuple(named_outputs(inner(*args, **kwargs)).values())
+
+    forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    module.forward = forward  # an attribute of this object: parameters keep their names
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _through_interpreter(module: fx.GraphModule) -> Any:
+    """Run a graph node by node: torch.export then takes over where in the user's files each node comes from."""
+    signature = inspect.signature(module.forward)
+    for node in module.graph.nodes:
+        file, _, line = str(node.meta.get("tgfx_source") or "").rpartition(":")
+        node.meta = {"stack_trace": f'  File "{file}", line {line}, in forward\n    {node.name}'} if file else {}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return fx.Interpreter(module).run(*bound.args, *bound.kwargs.values())
+
+    return run
+
+
+def run_torch(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What torch computes, by output name; the arguments are copied in case the model writes into them."""
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with torch.no_grad(), eval_mode(subject.module):
+        return {name: tensor.detach() for name, tensor in named_outputs(subject.module(*args, **kwargs)).items()}
