@@ -49,8 +49,8 @@ PUBLIC = [
     "export_onnx",
     "finish",
     "fit",
-    "latency",
     "fp16_onnx",
+    "latency",
     "load_plan",
     "load_sparse",
     "param_groups",
@@ -63,8 +63,8 @@ PUBLIC = [
     "to_model_explorer",
     "to_networkx",
     "transform",
-    "visualize",
     "verify_onnx",
+    "visualize",
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -61,6 +61,8 @@ def variants(draw: st.DrawFn) -> Variant:
 @settings(max_examples=15, deadline=None)
 @given(variant=variants(), both=st.booleans(), seed=st.integers(0, 99))
 def test_any_way_to_write_attention(variant: Variant, both: bool, seed: int) -> None:
+    # heads of one channel that share a key head are told apart by nothing but an expanded axis of size 1: all are kept
+    assume(variant.size > 1 or variant.key_heads in (1, variant.heads))
     torch.manual_seed(seed)
     granularity = ("channel", "head") if both else "head"
     gated, _ = keep_promises(Model(variant), X, X[:1], torch.cat([X, X]), granularity=granularity, seed=seed)

@@ -1,4 +1,4 @@
-"""Train a small network, give it half of its FLOPs, train on, cut it, export it: the whole of tgfx in one run.
+"""Train a small network, give it half of its FLOPs, train on, cut it, export it, show it: the whole of tgfx in one run.
 
 make demo                          (or, from the repository: python -m examples.demo.demo)
 """
@@ -58,12 +58,16 @@ def main() -> None:
     console.print(before_and_after(model, gated, compact, digits))
     print(f"{FLOPS_NOTE}.\nMilliseconds: batch of {BATCH}, one thread, taking turns.\n")
 
+    page = FOLDER / "demo.html"
+    FOLDER.mkdir(exist_ok=True)
+    tgfx.visualize(gated, page, compact=compact, history=result, budget={"flops": BUDGET})
     reports = onnx_step.export_both(gated, BUDGET, digits.held_out[0][:BATCH], FOLDER)
     console.print(onnx_step.side_by_side(reports, digits.held_out))
     print(f"Files are in {FOLDER}/; parity at {', '.join(reports[0].checked)}. Odd channel counts can be slow;")
     print(f"the second file has multiples of {onnx_step.MULTIPLE} within the same budget. x: against the original,")
     print("which took turns with each file.\n")
     print(reports[1])
+    print(f"What is tied to what, what the gates learned and what it costs: open {page} in a browser.")
 
 
 def pretrain(model: nn.Module, digits: data.Digits) -> None:

@@ -167,9 +167,9 @@ class GateTracer(fx.Tracer):
         """Note the user's line: far cheaper than a whole stack trace per node."""
         node = super().create_node(*args, **kwargs)
         frame = sys._getframe(1)
-        while frame is not None and is_machinery(frame.f_code.co_filename):
+        while frame is not None and frame.f_code is not _ENTRY and is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is not None:
+        if frame is not None and frame.f_code is not _ENTRY:  # nn.Sequential alone has no line of the user's
             node.meta["tgfx_source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         return node
 
@@ -211,6 +211,9 @@ class GateTracer(fx.Tracer):
 
     def _refresh_paths(self) -> None:
         self.submodule_paths = {module: path for path, module in self.root.named_modules()}
+
+
+_ENTRY = GateTracer.trace.__code__  # frames above it called tgfx
 
 
 @cache

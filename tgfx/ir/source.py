@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -75,7 +76,9 @@ def source_line(node: fx.Node) -> str:
 @cache
 def is_machinery(path: str) -> bool:
     """Files of torch, Python and tgfx: not where the user would look."""
-    return path.startswith("<") or any(part in path for part in _MACHINERY)
+    of_python = path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path and "dist-packages" not in path
+    return path.startswith("<") or of_python or any(part in path for part in _MACHINERY)
 
 
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _MACHINERY = tuple(f"{os.sep}{part}{os.sep}" for part in ("torch", "tgfx", "passes", os.path.join("tgfx", "capture")))
