@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import tgfx
 from tests.support.export_models import FAMILIES, made
+from tgfx import optional_packages as packages
 from tgfx.errors import ExportError, InputError, MissingPackageError, VerificationError
 from tgfx.onnx_export import export as exporting
-from tgfx.onnx_export import packages, simplifying
+from tgfx.onnx_export import simplifying
 
 EXAMPLE = FAMILIES["cnn"].example
 

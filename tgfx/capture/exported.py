@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, export
 
+from tgfx.capture.sizes import widened
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.tree import find, named_tensors
 
@@ -21,8 +22,8 @@ from tgfx.ir.tree import find, named_tensors
 def export_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
     """A GraphModule over the model's own parameters, with batch and other free sizes kept free."""
     examples = [(args, kwargs)]
-    if _can_widen(args, kwargs):
-        examples.insert(0, torch.utils._pytree.tree_map(_widened, (args, kwargs)))
+    if _has_batch_of_one(args, kwargs):
+        examples.insert(0, widened(args, kwargs))
     for attempt, example in enumerate(examples):
         try:
             with _quiet():
@@ -73,14 +74,10 @@ def _bring_constants(module: fx.GraphModule, model: nn.Module) -> None:
             node.target = name
 
 
-def _can_widen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_batch_of_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """A batch of one is taken for a constant by torch.export: repeat it, if all inputs share it."""
     tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     return bool(tensors) and all(t.ndim > 0 and t.shape[0] == 1 for t in tensors)
-
-
-def _widened(value: Any) -> Any:
-    return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value
 
 
 def _free(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

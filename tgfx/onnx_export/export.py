@@ -18,7 +18,6 @@ from tgfx.onnx_export.examples import Examples
 from tgfx.onnx_export.graph_size import GraphSize, graph_size
 from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import example_entry, metadata_for, set_metadata
-from tgfx.onnx_export.packages import need_all, needed
 from tgfx.onnx_export.profiles import check_batch, check_operators, profile_named, write_ort
 from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
@@ -27,6 +26,7 @@ from tgfx.onnx_export.simplifying import candidates
 from tgfx.onnx_export.subject import Subject, run_torch, subject_of
 from tgfx.onnx_export.tracing import WIDE, Traced, trace
 from tgfx.onnx_export.writing import checked_target, move_into_place, written_aside
+from tgfx.optional_packages import need_all, needed
 from tgfx.rng import untouched_rng
 
 LARGEST = 2**31 - 2**20  # bytes that a protocol buffer can hold, with room for the graph; more goes into a second file

@@ -11,8 +11,8 @@ import numpy as np
 
 from tgfx.errors import OnnxFileError
 from tgfx.onnx_export.metadata import example_shapes
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.session import Feeds
+from tgfx.optional_packages import needed
 
 BATCH_SIZE, OTHER_SIZE = 2, 32  # of free axes that nobody gave a size
 

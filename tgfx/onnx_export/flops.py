@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from tgfx.onnx_export.files import input_shapes
-from tgfx.onnx_export.packages import needed
+from tgfx.optional_packages import needed
 
 COUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 

@@ -13,12 +13,12 @@ from tgfx.errors import VerificationError
 from tgfx.onnx_export.calibration import feeds_from
 from tgfx.onnx_export.files import random_feeds, read_model
 from tgfx.onnx_export.inner_values import inner_values
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import Feeds
 from tgfx.onnx_export.variant_check import compared, completed
 from tgfx.onnx_export.variant_report import VariantReport
 from tgfx.onnx_export.writing import checked_target, move_into_place, written_aside
+from tgfx.optional_packages import needed
 
 LARGEST = 65504.0  # of float16
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.session import Feeds, open_session, run
+from tgfx.optional_packages import needed
 
 
 def inner_values(model: Any, feeds: Feeds) -> dict[str, np.ndarray]:

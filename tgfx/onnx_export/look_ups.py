@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tgfx.onnx_export.packages import needed
+from tgfx.optional_packages import needed
 
 # from one input to one output, channel by channel
 BY_CHANNEL = {

@@ -8,12 +8,12 @@ from typing import Any
 
 from tgfx.errors import ExportError, InputError, VerificationError
 from tgfx.onnx_export.graph_size import all_nodes
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.parity import delta, tolerance_for
 from tgfx.onnx_export.profile_ops import OPERATORS, SOURCES
 from tgfx.onnx_export.proving import Case
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import open_session, run
+from tgfx.optional_packages import needed
 
 FREE = {"Constant", "Identity"}  # become weights, or nothing
 SHOWN = 12

@@ -11,11 +11,11 @@ import numpy as np
 from tgfx.errors import InputError, VerificationError
 from tgfx.onnx_export.bisecting import first_difference
 from tgfx.onnx_export.examples import BATCH
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.parity import delta, tolerance_for
 from tgfx.onnx_export.session import Feeds, as_numpy, open_session, run
 from tgfx.onnx_export.subject import Subject, run_torch
 from tgfx.onnx_export.tracing import WIDE, Traced
+from tgfx.optional_packages import needed
 
 GROWN = (2.0, 1.5, 1.25, 0.5)  # other extents to try, as multiples; the first that torch accepts is used
 

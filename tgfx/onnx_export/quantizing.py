@@ -11,12 +11,12 @@ import numpy as np
 
 from tgfx.onnx_export.calibration import feeds_from
 from tgfx.onnx_export.files import read_model
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import Feeds
 from tgfx.onnx_export.variant_check import compared, completed
 from tgfx.onnx_export.variant_report import VariantReport
 from tgfx.onnx_export.writing import checked_target, move_into_place, written_aside
+from tgfx.optional_packages import needed
 
 
 def quantize_onnx(

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from tgfx.errors import OnnxFileError
-from tgfx.onnx_export.packages import needed
+from tgfx.optional_packages import needed
 
 Feeds = dict[str, np.ndarray]
 ONLY_ERRORS = 3

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tgfx.onnx_export.look_ups import fold_look_ups
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.quietly import quietly
+from tgfx.optional_packages import needed
 
 
 def candidates(raw: Any, wanted: bool) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -11,10 +11,10 @@ from tgfx.errors import VerificationError
 from tgfx.onnx_export.files import read_model
 from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import set_metadata
-from tgfx.onnx_export.packages import needed
 from tgfx.onnx_export.parity import delta, top1_agreement
 from tgfx.onnx_export.session import Feeds, open_session, run
 from tgfx.onnx_export.variant_report import Closeness, VariantReport
+from tgfx.optional_packages import needed
 
 _NUMPY = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 
