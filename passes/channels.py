@@ -17,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
 from tgfx.ir.ids import IdSpace, all_in, distinct_along
+from tgfx.ir.kept_state import KeptState
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.rehearsal import Rehearsal, RehearsalEndedError
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
-from tgfx.ir.tree import find
+from tgfx.ir.tree import find, named_buffers, named_parameters, named_tensors
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
@@ -36,22 +38,22 @@ from tgfx.passes.undisturbed import undisturbed
 
 
 def analyse_channels(
-    source: Source, heads: HeadRows | None = None, *, remembered: Remembered | None = None
+    source: Source, heads: HeadRows | None = None, *, calls: Rehearsal | Remembered | None = None
 ) -> ChannelMap:
     """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen.
 
-    heads: found by passes.heads where channels of one attention head are to be one atom. remembered: what costly
-    operators gave in an earlier run of the same model, so as not to run them again.
+    heads: found by passes.heads where channels of one attention head are to be one atom. calls: those of an earlier run
+    of the same model, so as not to compute again what costly operators give.
     """
     heads = heads or HeadRows()
     recorder = ChannelRecorder(source, heads.attention)
-    recorder.remembered = remembered or Remembered()
+    if calls is not None:
+        recorder.calls = calls
     others = [ChannelRecorder(source.training, heads.in_training, like=recorder)] if source.training else []
     recorder.tie_heads(heads.rows)
-    with undisturbed(source):
+    with undisturbed():
         for one in (recorder, *others):
             one.run_example()
-            recorder.remembered.clear()
         settle([recorder, *others])
     return replace(recorder.facts(), training=others[0].facts() if others else None)
 
@@ -86,7 +88,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.containers: set[str] = set()
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
         self._modules: dict[str, nn.Module] = {}
-        self.remembered = Remembered()
+        self.calls: Rehearsal | Remembered = Remembered()
+        self.state = KeptState([*(t for _, t in named_tensors(source.module)), *source.example_tensors()])
         if like is None:
             self._own_parameters()
         else:  # another graph over the same tensors
@@ -97,8 +100,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     def _own_parameters(self) -> None:
         root = self.source.module
         for kind, named, table in (
-            ("param", root.named_parameters(remove_duplicate=False), self.params),
-            ("buffer", root.named_buffers(remove_duplicate=False), self.buffers),
+            ("param", named_parameters(root), self.params),
+            ("buffer", named_buffers(root), self.buffers),
         ):
             for name, tensor in named:
                 if id(tensor) in self._owned:  # tied: one set of ids
@@ -120,7 +123,10 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def run_example(self) -> None:
         flat = self.source.flat_inputs()
-        self.source.result = self.run(*flat, enable_io_processing=False)
+        try:
+            self.source.result = self.run(*flat, enable_io_processing=False)
+        finally:
+            self.state.restore()  # a train-mode graph moves running statistics
         self._freeze_outputs()
         self.shuffles = find_shuffles(self.source.module, self.nodes)
 
@@ -172,6 +178,9 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         elif n.op != "output":
             self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in tensors_in(result)))
         self._live = {}
+
+    def _inputs(self, n: fx.Node) -> list[torch.Tensor]:
+        return [tensor for arg in n.all_input_nodes for tensor in tensors_in(self.env[arg])]
 
     def _has_channels(self, n: fx.Node) -> bool:
         known = [self.nodes.get(arg.name) for arg in n.all_input_nodes]
@@ -252,6 +261,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             return False
         if self._sized or self._pending:
             return False
+        if isinstance(self.calls, Rehearsal) and any(map(self.calls.is_hollow, self._inputs(n))):
+            raise RehearsalEndedError(f"{op_name(n)} has to be tried on numbers")
         return survives_cut(self, n, result)
 
     def _freeze_opaque(self, n: fx.Node, result: Any, reason: str) -> None:
@@ -397,8 +408,10 @@ class _Watch(TorchDispatchMode):
         return False  # nothing is compiled here, and the guard against it costs more than the call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = self.recorder.remembered.call(func, args, kwargs or {})
-        self.recorder.observe(func, args, kwargs or {}, out)
+        kwargs = kwargs or {}
+        self.recorder.state.before(func, args, kwargs)
+        out = self.recorder.calls.call(func, args, kwargs)
+        self.recorder.observe(func, args, kwargs, out)
         return out
 
 

@@ -29,7 +29,7 @@ def find_heads(source: Source) -> HeadRows:
     found = {"attention": source, "in_training": source.training}
     attention = {key: find_attention(graph.module) for key, graph in found.items() if graph is not None}
     rows: list[np.ndarray] = []
-    with undisturbed(source):
+    with undisturbed():
         for key, products in attention.items():
             if products.products:
                 rows += _HeadFinder(found[key], products).rows()

@@ -7,17 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
-from tgfx.ir.buffers import buffers_restored
-from tgfx.ir.source import Source
-
 
 @contextmanager
-def undisturbed(source: Source) -> Iterator[None]:
-    """Operators are all visible while this is open, and buffers are as before afterwards."""
+def undisturbed() -> Iterator[None]:
+    """Operators are all visible while this is open."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with buffers_restored(source.module), torch.no_grad():  # a train-mode graph moves running statistics
+        with torch.no_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

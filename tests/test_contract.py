@@ -14,8 +14,7 @@ from torch import fx, nn
 
 import tgfx
 from tests.support.random_models import Case, build
-from tgfx.capture import capture
-from tgfx.ir.source import tensors_in
+from tgfx.capture import capture, prepare
 from tgfx.passes.carry import carry_gates
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import KINDS, build_cost
@@ -164,7 +163,7 @@ class Bench:
         with torch.no_grad():
             self.model = build(case)
             example = case.example()
-            self.source = capture(self.model, (example,), {}, tensors_in(self.model(example)))
+            self.source = capture(prepare(self.model, (example,), {}))
             self.channels = analyse_channels(self.source)
             self.source.result = None
             self.coupling = couple(self.channels)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from tgfx.bank import GateBank
-from tgfx.capture import capture, copy_model, example_inputs_for, prepare
+from tgfx.capture import Reference, capture, copy_model, example_inputs_for, prepare
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
@@ -29,14 +28,14 @@ from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
 from tgfx.granularity import parse
 from tgfx.instruments import observed
-from tgfx.ir.compare import all_close
 from tgfx.ir.facts import ChannelMap
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.remembered import Remembered
+from tgfx.ir.rehearsal import RehearsalEndedError
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.switches import Switches, SwitchGroup
-from tgfx.ir.tree import named_tensors
+from tgfx.ir.tree import named_modules, named_tensors
 from tgfx.mirror import mirror
+from tgfx.passes.attention import HeadRows
 from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import build_cost
 from tgfx.passes.couple import Coupling, couple
@@ -81,20 +80,18 @@ def transform(
     with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = _copied(model)
-        modes = {name: module.training for name, module in mine.named_modules()}
+        modes = {name: module.training for name, module in named_modules(mine)}
         mine.eval()
         gates = take_gates(mine)
         parametrizations = take_parametrizations(mine)
-        remembered = Remembered()
-        reference = prepare(mine, args, kwargs, remembered)
-        source = capture(mine, args, kwargs, reference)
+        reference = prepare(mine, args, kwargs)
+        source = capture(reference)
         observed("capture", source, source)
         choices = lift_choices(source, gates)
         if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
-            reference = tensors_in(mine(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+            reference.compute()
         heads = find_heads(source) if "head" in granularities else None
-        channels = observed("channels", analyse_channels(source, heads, remembered=remembered), source)
-        check_capture(source, reference)
+        channels = observed("channels", analysed(source, reference, heads), source)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
@@ -114,7 +111,7 @@ def transform(
         cost = build_cost(channels, coupling, _counted_parameters(source.module), needed)
         observed("cost", cost, source, channels)
     _match_device(root, bank, gated_graph.indices)
-    for name, module in root.named_modules():
+    for name, module in named_modules(root):
         module.training = modes.get(name, modes[""])
     known = (source, channels, coupling, placement, cost)
     facts = Facts(*known, type(model).__name__, tuple(sorted(ignored)), granularities, switches)
@@ -127,7 +124,7 @@ def transform(
 def _check_model(model: Any, gate: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError("this is not a model", expected="torch.nn.Module", found=type(model).__name__)
-    if isinstance(model, GatedModule) or any(isinstance(m, GateBank) for m in model.modules()):
+    if isinstance(model, GatedModule) or any(isinstance(m, GateBank) for _, m in named_modules(model)):
         raise AlreadyGatedError(
             "the model is gated already",
             expected="a plain model",
@@ -174,7 +171,7 @@ def _copied(model: nn.Module) -> nn.Module:
 def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
     several = isinstance(ignore, list | tuple | set | frozenset)
     wanted = list(ignore) if several else [ignore]
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     names: set[str] = set()
     for entry in wanted:
         if not isinstance(entry, str | type | nn.Module):
@@ -214,8 +211,27 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
                 channels.space.freeze(layer.numpy(), refusal)
 
 
-def check_capture(source: Source, reference: list[Tensor]) -> None:
-    if not all_close(reference, tensors_in(source.result)):
+def analysed(source: Source, reference: Reference, heads: HeadRows | None = None) -> ChannelMap:
+    """The channels of a graph that is seen to compute what the model does."""
+    if reference.rehearsed:
+        try:
+            channels = analyse_channels(source, heads, calls=reference.calls)
+        except RehearsalEndedError:
+            pass
+        else:
+            if reference.is_met_by(tensors_in(source.result)):
+                source.result = None
+                reference.calls.clear()
+                return channels
+        reference.compute()
+    channels = analyse_channels(source, heads, calls=reference.calls)
+    check_capture(source, reference)
+    reference.calls.clear()
+    return channels
+
+
+def check_capture(source: Source, reference: Reference) -> None:
+    if not reference.is_met_by(tensors_in(source.result)):
         raise VerificationError(
             "the captured graph does not compute what the model does",
             expected="equal outputs on the example",

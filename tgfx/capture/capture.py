@@ -16,58 +16,32 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
 from tgfx.capture.exported import export_graph
 from tgfx.capture.modes import FOLLOWING_LAYERS, merge_modes, mode_readers
 from tgfx.capture.raising import raise_layers
+from tgfx.capture.reference import Reference
 from tgfx.capture.sizes import ExampleSizes
 from tgfx.capture.tracer import TracingFailed, trace
-from tgfx.errors import CaptureError, InputError
+from tgfx.errors import CaptureError
 from tgfx.ir.buffers import buffers_restored
 from tgfx.ir.compare import all_close
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, tensors_in
-from tgfx.ir.tree import named_tensors, put_in_order, put_tensor
+from tgfx.ir.tree import named_modules, named_tensors, put_in_order, put_tensor
 from tgfx.ops.modules import has_hooks
 
 
-def prepare(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], remembered: Remembered
-) -> list[torch.Tensor]:
-    """Run `model` (our copy) on the example; recognised drop paths become torch's own layers. Gives the outputs."""
-    ranks, handles = watch_ranks(model)
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
-        with remembered.recording():
-            result = model(*args, **kwargs)
-        outputs = [tensor.clone() for tensor in tensors_in(result)]  # the tensors themselves may be used again
-    except Exception as error:
-        raise InputError(
-            f"{type(model).__name__} does not run on the example inputs",
-            expected="arguments the model accepts",
-            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-            fix="pass example_inputs=... the way you call the model",
-        ) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        for handle in handles:
-            handle.remove()
-    replace_drop_paths(model, ranks)
-    return outputs
-
-
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: list[torch.Tensor]) -> Source:
-    """A graph over `model` (which belongs to us: a copy of the user's); `reference` is what it gives on the example."""
+def capture(reference: Reference) -> Source:
+    """A graph over the reference's model (which belongs to us: a copy of the user's)."""
+    model, args, kwargs = reference.model, reference.args, reference.kwargs
     left_out = _left_out(model, args, kwargs)
     try:
         return _in_both_modes(model, args, kwargs, "fx", lambda: trace(model, left_out, set(), open_wrapped=True))
     except TracingFailed as failure:
         first = failure
-    by_sizes = _traced_by_sizes(model, args, kwargs, left_out, reference)
+    reference.compute()  # the other front ends need not make the same calls, or go another way for other numbers
+    by_sizes = _traced_by_sizes(model, args, kwargs, left_out, reference.outputs)
     if by_sizes is not None:
         return by_sizes
     try:
@@ -253,16 +227,16 @@ def _finished(model: nn.Module, source: Source) -> Source:
     module = source.module
     module.train(model.training)
     raise_layers(module, model)
-    have = dict(module.named_modules(remove_duplicate=False))
-    for name, child in model.named_modules(remove_duplicate=False):
+    have = dict(named_modules(module, repeat=True))
+    for name, child in named_modules(model, repeat=True):
         if name and name not in have and _leaf(child):
             module.add_submodule(name, child)
     named = {name for name, _ in named_tensors(module)}
     for name, tensor in named_tensors(model):
         if name not in named:
             put_tensor(module, name, tensor, model)
-    have = dict(module.named_modules(remove_duplicate=False))
-    for name, child in model.named_modules(remove_duplicate=False):
+    have = dict(named_modules(module, repeat=True))
+    for name, child in named_modules(model, repeat=True):
         if name in have:
             have[name].training = child.training
             have[name]._non_persistent_buffers_set |= child._non_persistent_buffers_set

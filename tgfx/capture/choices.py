@@ -15,6 +15,7 @@ from tgfx.choice_gate import ChoiceGate
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source, source_line
 from tgfx.ir.switches import Branch, Edge, SwitchGroup
+from tgfx.ir.tree import named_modules
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TakenGate:
 def take_gates(model: nn.Module) -> list[TakenGate]:
     """Number the choices of `model` (our copy) and take their gates out."""
     taken: list[TakenGate] = []
-    for path, choice in [(p, m) for p, m in model.named_modules() if isinstance(m, Choice)]:
+    for path, choice in [(p, m) for p, m in named_modules(model) if isinstance(m, Choice)]:
         choice.number = len(taken)
         taken.append(TakenGate(path, choice, choice.gate))
         del choice.gate

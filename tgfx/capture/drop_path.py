@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.capture.tracer import acts_on_mode
-from tgfx.ir.tree import put_module
+from tgfx.ir.tree import named_modules, put_module
 
 _FEATURE_DROPOUT = {2: nn.Dropout1d, 3: nn.Dropout2d, 4: nn.Dropout3d}
 
@@ -35,7 +35,7 @@ def watch_ranks(model: nn.Module) -> tuple[dict[str, set[int]], list[Any]]:
     """Hooks that note how many axes the input of each mode-dependent layer has; remove them after the run."""
     ranks: dict[str, set[int]] = {}
     handles = []
-    for path, layer in model.named_modules():
+    for path, layer in named_modules(model):
         if path and acts_on_mode(layer):
 
             def note(_: nn.Module, args: tuple, path: str = path) -> None:

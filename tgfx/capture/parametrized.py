@@ -19,6 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from tgfx.errors import InputError
+from tgfx.ir.tree import named_modules
 
 Parametrizations = dict[str, nn.ModuleDict]  # by the path of the layer
 
@@ -48,7 +49,7 @@ def refuse_what_rewrites_weights(model: nn.Module) -> None:
     for kind, (name, fix) in _OLD_HOOKS.items():
         layers = [
             path
-            for path, module in model.named_modules()
+            for path, module in named_modules(model)
             if any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
         ]
         if layers:
@@ -64,7 +65,7 @@ def take_parametrizations(model: nn.Module) -> Parametrizations:
     """Make the parametrised tensors of `model` (our copy, in eval mode) plain ones, of the value that they have."""
     taken: Parametrizations = {}
     plain: dict[int, nn.ModuleDict] = {}
-    for path, module in list(model.named_modules(remove_duplicate=False)):
+    for path, module in named_modules(model, repeat=True):
         if id(module) in plain:
             taken[path] = plain[id(module)]
         elif parametrize.is_parametrized(module):
@@ -129,7 +130,9 @@ def _parametrised(layer: nn.Module, parametrizations: nn.ModuleDict) -> nn.Modul
 @contextmanager
 def parametrizations_at_rest(model: nn.Module) -> Iterator[None]:
     """In train mode, a look at a spectral norm moves it; not in here."""
-    parts = [part for m in model.modules() if parametrize.is_parametrized(m) for part in m.parametrizations.modules()]
+    parts = [
+        part for _, m in named_modules(model) if parametrize.is_parametrized(m) for part in m.parametrizations.modules()
+    ]
     modes = [(part, part.training) for part in parts]
     try:
         for part in parts:

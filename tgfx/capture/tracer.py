@@ -19,6 +19,7 @@ from tgfx.capture.sizes import PLAIN, ExampleSizes, Unknown
 from tgfx.choice import Choice
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import is_machinery, source_line
+from tgfx.ir.tree import named_tensors
 from tgfx.ops.modules import has_state
 
 _TRANSFORMER = (
@@ -95,6 +96,7 @@ class GateTracer(fx.Tracer):
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         self.fixed = dict(concrete_args or {})
+        self._names = {id(tensor): name for name, tensor in reversed(named_tensors(root))}  # tied: the first name
         wrapped = dict(_symbolic_trace._wrapped_fns_to_patch)
         if self.open_wrapped:
             _symbolic_trace._wrapped_fns_to_patch.clear()
@@ -195,9 +197,15 @@ class GateTracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Parameters and buffers are asked for in every call: what is loaded into them later has to count."""
         if self.sizes is not None and self.sizes.computing:
             return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+        name = self._names.get(id(attr_val)) if isinstance(attr_val, torch.Tensor) else None
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
 
     def _dropout(self, m: nn.Module, name: str) -> Callable:
         if not m.dropout:

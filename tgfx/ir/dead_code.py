@@ -12,7 +12,6 @@ def eliminate_dead_code(module: fx.GraphModule) -> None:
     """Drop nodes without users, but for those that act in place."""
     # fx asks of every node, but removes only those without users
     module.graph.eliminate_dead_code(is_impure_node=lambda node: bool(node.users) or has_effect(node, module))
-    module.graph.lint()
     module.recompile()
 
 

@@ -10,12 +10,14 @@ forgotten. So the second run computes what it would have computed anyway, howeve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tgfx.ir.kept_state import KeptState
+from tgfx.ir.writes import memory_of, written_by
 
 aten = torch.ops.aten
 COSTLY = frozenset(
@@ -25,8 +27,6 @@ COSTLY = frozenset(
         aten.max_pool2d_with_indices.default, aten.upsample_bilinear2d.default,
     )
 )  # fmt: skip
-# write to their running statistics in train mode, though their schema does not say so
-_SILENT_WRITERS = frozenset((aten.native_batch_norm.default, aten.cudnn_batch_norm.default))
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 MOST_BYTES = 1 << 30
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,9 +53,9 @@ class Remembered:
         self._of_memory: dict[int, list[_Answer]] = {}
         self._room = MOST_BYTES
 
-    def recording(self) -> TorchDispatchMode:
-        """While this mode is on, calls of costly operators are kept."""
-        return _Recording(self)
+    def recording(self, state: KeptState) -> TorchDispatchMode:
+        """While this mode is on, calls of costly operators are kept, and `state` is told what is written to."""
+        return _Recording(self, state)
 
     def call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """func(*args, **kwargs), remembered where that is known to be the same."""
@@ -78,20 +78,17 @@ class Remembered:
         answer = _Answer([(t, t._version) for t in operands], [(t, t._version) for t in outputs], value)
         self._answers.setdefault(_key(func, args, kwargs), []).append(answer)
         for tensor in (*operands, *outputs):
-            self._of_memory.setdefault(tensor.untyped_storage()._cdata, []).append(answer)
+            self._of_memory.setdefault(memory_of(tensor), []).append(answer)
 
     def note_writes(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Forget what concerned memory that this call writes to."""
-        written = _written(func)
-        if written is None or (func in _SILENT_WRITERS and args[5]):
+        written = written_by(func, args, kwargs)
+        if written is None:
             self.clear()
             return
-        for argument in written:
-            value = argument(args, kwargs)
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    for answer in self._of_memory.pop(tensor.untyped_storage()._cdata, ()):
-                        answer.forget()
+        for tensor in written:
+            for answer in self._of_memory.pop(memory_of(tensor), ()):
+                answer.forget()
 
     def clear(self) -> None:
         self._answers.clear()
@@ -110,9 +107,9 @@ class Remembered:
 
 
 class _Recording(TorchDispatchMode):
-    def __init__(self, remembered: Remembered) -> None:
+    def __init__(self, remembered: Remembered, state: KeptState) -> None:
         super().__init__()
-        self.remembered = remembered
+        self.remembered, self.state = remembered, state
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,6 +117,7 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        self.state.before(func, args, kwargs)
         value = func(*args, **kwargs)
         self.remembered.note_writes(func, args, kwargs)
         if func in COSTLY:
@@ -159,19 +157,3 @@ def _same(tensor: torch.Tensor, stamp: Stamp) -> bool:
         return True
     bits = _BITS.get(tensor.element_size())
     return bits is not None and torch.equal(tensor.view(bits), other.view(bits))
-
-
-_WRITTEN: dict[Any, tuple[Callable, ...] | None] = {}
-
-
-def _written(func: Any) -> tuple[Callable, ...] | None:
-    """How to get at the arguments that an operator writes to; None if nobody can tell (not torch's own)."""
-    if func not in _WRITTEN:
-        _WRITTEN[func] = tuple(_writers(func)) if func.namespace == "aten" else None
-    return _WRITTEN[func]
-
-
-def _writers(func: Any) -> Iterable[Callable]:
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield lambda args, kwargs, i=index, n=argument.name: args[i] if i < len(args) else kwargs.get(n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,43 @@ def has_module(root: nn.Module, path: str) -> bool:
     return isinstance(find(root, path), nn.Module)
 
 
-def named_tensors(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_modules(root: nn.Module, *, repeat: bool = False) -> list[tuple[str, nn.Module]]:
+    """As torch lists them, several times faster; repeat: shared ones under each of their names."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    ahead = [("", root)]
+    while ahead:
+        name, module = ahead.pop()
+        if not repeat:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+        found.append((name, module))
+        prefix = name + "." if name else ""
+        ahead += [(prefix + own, child) for own, child in reversed(module._modules.items()) if child is not None]
+    return found
+
+
+def named_parameters(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tied ones under each of their names."""
+    return [pair for name, module in named_modules(root, repeat=True) for pair in _own(name, module._parameters)]
+
+
+def named_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Shared ones under each of their names."""
+    return [pair for name, module in named_modules(root, repeat=True) for pair in _own(name, module._buffers)]
+
+
+def named_tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Parameters, then buffers; tied ones under each of their names."""
-    yield from root.named_parameters(remove_duplicate=False)
-    yield from root.named_buffers(remove_duplicate=False)
+    modules = named_modules(root, repeat=True)
+    parameters = [pair for name, module in modules for pair in _own(name, module._parameters)]
+    return parameters + [pair for name, module in modules for pair in _own(name, module._buffers)]
+
+
+def _own(path: str, table: Mapping[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    prefix = path + "." if path else ""
+    return [(prefix + name, tensor) for name, tensor in table.items() if tensor is not None]
 
 
 def put_module(root: nn.Module, path: str, module: nn.Module) -> None:

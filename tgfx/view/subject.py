@@ -14,16 +14,14 @@ from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.errors import AlreadyGatedError, InputError, NothingToGateError
 from tgfx.gated import GatedModule
 from tgfx.ir.facts import ChannelMap
-from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source
-from tgfx.passes.channels import analyse_channels
 from tgfx.passes.cost import CostModel, build_cost
 from tgfx.passes.couple import Coupling, Group, couple
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.survivors import Survivors
 from tgfx.passes.weight_cost import WeightCost
 from tgfx.rng import untouched_rng
-from tgfx.transforming import transform
+from tgfx.transforming import analysed, transform
 from tgfx.weight.gated import WeightGatedModule
 
 
@@ -119,10 +117,9 @@ def _without_gates(model: nn.Module, example_inputs: Any) -> Subject:
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy_model(model).eval()
-        remembered = Remembered()
-        reference = prepare(mine, args, kwargs, remembered)
-        source = capture(mine, args, kwargs, reference)
-        channels = analyse_channels(source, remembered=remembered)
+        reference = prepare(mine, args, kwargs)
+        source = capture(reference)
+        channels = analysed(source, reference)
         coupling = couple(channels)
         sizes = {name: tuple(parameter.shape) for name, parameter in source.module.named_parameters()}
         cost = build_cost(channels, coupling, sizes)

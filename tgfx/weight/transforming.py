@@ -14,7 +14,6 @@ from tgfx.errors import GranularityError, NothingToGateError, StrictError
 from tgfx.gates import GateSpec
 from tgfx.instruments import observed
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source
 from tgfx.mirror import mirror
 from tgfx.passes.insert_gates import BANK
@@ -37,8 +36,8 @@ def transform_weights(
         mine = copy_model(model)
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
-        reference = prepare(mine, args, kwargs, Remembered())
-        source = capture(mine, args, kwargs, reference)
+        reference = prepare(mine, args, kwargs, rehearse=False)
+        source = capture(reference)
         observed("capture", source, source)
         uses = observed("weight_uses", find_weights(source), source)
         check_capture(source, reference)
