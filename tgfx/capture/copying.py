@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tgfx.capture.shared_memory import lazy_clone
+
 _ATOMS = frozenset(
     (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, torch.dtype)
 )
@@ -41,8 +43,8 @@ def _copy(value: Any, memo: Memo) -> Any:
     if kind in (tuple, list, set) and all(type(item) in _ATOMS for item in value):
         return value if kind is tuple else memo.setdefault(id(value), kind(value))
     if kind is nn.Parameter:
-        return value.__deepcopy__(memo)
-    if kind is torch.Tensor and _owns_its_memory(value, memo):
+        return _parameter(value, memo) if _owns_its_memory(value, memo) else value.__deepcopy__(memo)
+    if kind is torch.Tensor and not value.requires_grad and _owns_its_memory(value, memo):
         return _tensor(value, memo)
     if isinstance(value, nn.Module) and _is_plain(kind) and "__deepcopy__" not in value.__dict__:
         return _module(value, memo)
@@ -90,7 +92,7 @@ def _owns_its_memory(tensor: torch.Tensor, memo: Memo) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
-        and not tensor.requires_grad
+        and tensor.is_leaf
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
@@ -101,8 +103,14 @@ def _owns_its_memory(tensor: torch.Tensor, memo: Memo) -> bool:
     )
 
 
+def _parameter(parameter: nn.Parameter, memo: Memo) -> nn.Parameter:
+    """As torch's own, the parameter does not take its gradient along."""
+    twin = memo[id(parameter)] = nn.Parameter(lazy_clone(parameter), parameter.requires_grad)
+    return twin
+
+
 def _tensor(tensor: torch.Tensor, memo: Memo) -> torch.Tensor:
-    twin = memo[id(tensor)] = tensor.detach().clone()
+    twin = memo[id(tensor)] = lazy_clone(tensor)
     # where torch's own deepcopy looks for storages that it has copied: another tensor in this one's memory finds it
     memo.setdefault("torch", {})[tensor.untyped_storage()._cdata] = twin.untyped_storage()
     return twin

@@ -153,7 +153,8 @@ def _same(tensor: torch.Tensor, stamp: Stamp) -> bool:
         return False
     if tensor.shape != other.shape or tensor.stride() != other.stride() or tensor.dtype != other.dtype:
         return False
-    if tensor.data_ptr() == other.data_ptr():
+    # not by data_ptr: whoever asks for that may write there, so shared memory would be copied
+    if memory_of(tensor) == memory_of(other) and tensor.storage_offset() == other.storage_offset():
         return True
     bits = _BITS.get(tensor.element_size())
     return bits is not None and torch.equal(tensor.view(bits), other.view(bits))
