@@ -25,6 +25,7 @@ from tgfx.training.attaching import attach_controller, figures, find_gated
 from tgfx.training.controller import FLOOR, BudgetController
 from tgfx.training.optimizers import check_gates_held
 from tgfx.training.schedule import Schedule
+from tgfx.whole_file import whole_file
 
 try:
     import accelerate  # noqa: F401  transformers' Trainer does not start without it
@@ -105,9 +106,8 @@ class GateCallback(TrainerCallback):
         if self.controller is not None and state.is_world_process_zero:
             folder = _checkpoint(args, state)
             folder.mkdir(parents=True, exist_ok=True)
-            aside = folder / f".{STATE}"
-            torch.save(self.controller.state_dict(), aside)
-            os.replace(aside, folder / STATE)
+            with whole_file(folder / STATE) as aside:
+                torch.save(self.controller.state_dict(), aside)
 
     def on_log(
         self,

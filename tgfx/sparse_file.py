@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from tgfx.errors import InputError, SparseFileError
 from tgfx.gated import GatedModule
 from tgfx.sparse_encoding import DamagedEncoding, Encoded, decode, encode
+from tgfx.whole_file import whole_file
 
 FORMAT = "tgfx-sparse"
 VERSION = 1
@@ -53,13 +53,9 @@ def save_sparse(model: nn.Module | Mapping[str, Tensor], path: str | os.PathLike
         raise InputError("a tensor's name is taken", expected=f"names that do not end in {PLACES!r}", found=clash[0])
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     metadata = {"format": FORMAT, "version": str(VERSION), "tensors": json.dumps(about)}
-    try:
+    with whole_file(target) as aside:
         save_file(tensors, aside, metadata)
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
     return target
 
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from examples.zoo import coverage
 from examples.zoo.check import Verdict
+from tgfx.whole_file import whole_file
 
 COVERAGE = Path(__file__).with_name("COVERAGE.md")
 console = Console(soft_wrap=True, highlight=False)
@@ -96,9 +97,8 @@ def verdict_of(name: str) -> Verdict:
 
 def write(path: Path, text: str) -> None:
     """Aside first: a run that is stopped leaves the old page whole."""
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    with whole_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def _show(verdict: Verdict, done: int, total: int) -> None:

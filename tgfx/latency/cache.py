@@ -10,10 +10,11 @@ import json
 import math
 import os
 import platform
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+
+from tgfx.whole_file import whole_file
 
 FORMAT = 1
 
@@ -76,14 +77,8 @@ class Cache:
             self.times = {**self._read(), **self.times}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": FORMAT, "about": self.about, "ms": self.times}
-        handle, aside = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file)
-            os.replace(aside, self.path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        with whole_file(self.path) as aside:
+            aside.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _checked(content: Any, about: dict[str, str]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from tgfx.errors import InputError
 from tgfx.ir.layer_shape import LayerShape
+from tgfx.whole_file import whole_file
 
 MODEL, SCALE = "model", "scale"
 SHAPE = tuple(item.name for item in fields(LayerShape))
@@ -49,8 +49,7 @@ def write(
 ) -> Path:
     """`files`: names for a last column, "file", which nobody reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.writing")
-    with open(aside, "w", newline="", encoding="utf-8") as file:
+    with whole_file(path) as aside, open(aside, "w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, (*COLUMNS, "file") if files else COLUMNS)
         rows.writeheader()
         for shape, times in points.items():
@@ -62,7 +61,6 @@ def write(
             rows.writerow({"op": MODEL, "ms": "" if blank else repr(whole)})
         if not blank and scale != 1.0:
             rows.writerow({"op": SCALE, "ms": repr(scale)})
-    os.replace(aside, path)
     return path
 
 

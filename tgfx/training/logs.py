@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tgfx.training.event_file import EventFile
 from tgfx.training.history import History, Value
+from tgfx.whole_file import whole_file
 
 CSV = "metrics.csv"
 
@@ -40,9 +41,7 @@ class Logs:
 
     def _rewrite(self) -> None:
         self._columns = self._history.columns
-        aside = self.folder / f".{CSV}.writing"
-        with open(aside, "w", newline="") as file:
+        with whole_file(self.folder / CSV) as aside, open(aside, "w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._history.rows)
-        os.replace(aside, self.folder / CSV)
