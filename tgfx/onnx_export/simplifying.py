@@ -7,6 +7,7 @@ from typing import Any
 
 from tgfx.onnx_export.look_ups import fold_look_ups
 from tgfx.onnx_export.quietly import quietly
+from tgfx.onnx_export.routes import straighten_routes
 from tgfx.optional_packages import needed
 
 
@@ -24,7 +25,7 @@ def _onnxsim(raw: Any) -> Any:
         model, agrees = onnxsim.simplify(_copy(raw))
     if not agrees:
         raise ValueError("onnxsim's own comparison failed")
-    return fold_look_ups(stripped(model))
+    return fold_look_ups(straighten_routes(stripped(model)))
 
 
 def _onnxslim(raw: Any) -> Any:
@@ -33,7 +34,7 @@ def _onnxslim(raw: Any) -> Any:
         model = onnxslim.slim(_copy(raw))
     if model is None:
         raise ValueError("onnxslim gave nothing back")
-    return fold_look_ups(stripped(model))
+    return fold_look_ups(straighten_routes(stripped(model)))
 
 
 def stripped(model: Any) -> Any:
