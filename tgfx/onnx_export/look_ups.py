@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 
 from tgfx.onnx_export.channel_chains import Wiring, drop_unused, forget
+from tgfx.onnx_export.node_facts import NodeFacts
 
 
 def fold_look_ups(model: Any) -> Any:
     """In place. Only permutations of all channels, where everything up to the next full layers is channel-wise."""
-    for gather in [node for node in model.graph.node if node.op_type == "Gather"]:
+    gathers = [node for node in model.graph.node if node.op_type == "Gather"]
+    facts = NodeFacts(model) if gathers else None
+    for gather in gathers:
+        assert facts is not None
         wiring = Wiring(model)
         order, name = channel_order(gather, wiring), gather.output[0]
-        if order is None or not np.array_equal(np.sort(order), np.arange(len(order))) or name in wiring.outputs:
+        if order is None or name in wiring.outputs:
+            continue
+        shape = facts.shape(gather.input[0])
+        if shape is None or not np.array_equal(np.sort(order), np.arange(shape[1] or 0)):
             continue
         chains = [wiring.reading(name, node) for node in wiring.readers[name]]
         if not all(chain is not None and wiring.taken(chain) == len(order) for chain in chains):
