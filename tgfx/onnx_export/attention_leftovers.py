@@ -21,22 +21,23 @@ COMPUTED = {"Add", "Div", "Mul", "Sub"}
 
 def drop_attention_leftovers(model: Any) -> Any:
     """In place."""
-    for rule in (_empty_mask, _needless_guard):
-        for node in list(model.graph.node):
-            wiring = Wiring(model)
+    if not any(node.op_type == "Softmax" for node in model.graph.node):
+        return model
+    for operator, rule in (("Add", _empty_mask), ("Where", _needless_guard)):
+        wiring = Wiring(model)
+        for node in [node for node in model.graph.node if node.op_type == operator]:
             kept = rule(node, wiring)
             if kept is not None and node.output[0] not in wiring.outputs:
                 _read_instead(wiring.readers[node.output[0]], node.output[0], kept)
                 model.graph.node.remove(node)
-                _drop_unread(model)
+                wiring = Wiring(model)
+        _drop_unread(model)
     drop_unused(model)
     return model
 
 
 def _empty_mask(node: Any, wiring: Wiring) -> str | None:
     """The other operand of an addition of zero."""
-    if node.op_type != "Add":
-        return None
     for kept, added in ((0, 1), (1, 0)):
         mask = wiring.producer.get(node.input[added])
         if mask is not None and mask.op_type == "Where" and _everywhere(node.input[added], wiring) == 0:
@@ -46,8 +47,6 @@ def _empty_mask(node: Any, wiring: Wiring) -> str | None:
 
 def _needless_guard(node: Any, wiring: Wiring) -> str | None:
     """The softmax itself, of numbers that are finite by construction."""
-    if node.op_type != "Where":
-        return None
     softmax, test = wiring.producer.get(node.input[2]), wiring.producer.get(node.input[0])
     if softmax is None or test is None or softmax.op_type != "Softmax" or test.op_type != "IsNaN":
         return None
