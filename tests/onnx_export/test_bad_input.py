@@ -53,6 +53,45 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         export(made("cnn"), tmp_path / "net.onnx")
 
 
+def test_places_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no path"):
+        export(made("cnn"), 5)  # type: ignore[arg-type]
+    if Path("/proc").is_dir():  # writable for root by its rights, but no file can be made there
+        with pytest.raises(ExportError, match="may not write"):
+            export(made("cnn"), Path("/proc/net.onnx"))
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "real.onnx")
+    export(made("cnn"), tmp_path / "link.onnx")
+    assert (tmp_path / "link.onnx").is_symlink() and onnx.load(tmp_path / "real.onnx").graph.node
+
+
+def test_an_empty_example(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is empty"):
+        export(made("cnn"), tmp_path / "net.onnx", torch.zeros(0, 3, 12, 12))
+
+
+def test_a_single_number_comes_out(tmp_path: Path) -> None:
+    class Loss(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * x).mean()
+
+    report = export(Loss().eval(), tmp_path / "net.onnx", torch.randn(2, 3))
+    assert report.outputs == {"output": ()} and report.checked == ["batch 1", "batch 2", "batch 3"]
+
+
+def test_sizes_that_cannot_be_freed_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Trying other sizes must not print what the traced model says about them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    compact = tgfx.shrink(tgfx.transform(model, torch.randn(1, 3, 8, 8)))
+    report = export(compact, tmp_path / "net.onnx", torch.randn(1, 3, 8, 8), dynamic_size=True)
+    assert report.inputs == {"input": ("batch", 3, 8, 8)}
+    assert any("freed nothing" in note for note in report.notes)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_write_that_fails_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
