@@ -63,7 +63,9 @@ def _gated(gated: GatedModule, example_inputs: Any, original: nn.Module | None) 
         args, kwargs = copy.deepcopy(example_like(gated))
     else:
         args, kwargs = example_inputs_for(gated, example_inputs)
-    compact = shrink(gated)
+    with warnings.catch_warnings():  # a path that is taken in training only is not in the file anyway
+        warnings.filterwarnings("ignore", message=".* takes another path in train mode")
+        compact = shrink(gated)
     subject = Subject(gated.facts.model_name, _own_copy(compact), args, kwargs, kept=_kept(compact))
     if gated.controller is not None:
         subject.budget = dict(gated.controller.budget)
