@@ -72,6 +72,15 @@ def test_an_empty_example(tmp_path: Path) -> None:
         export(made("cnn"), tmp_path / "net.onnx", torch.zeros(0, 3, 12, 12))
 
 
+def test_types_and_layers_that_are_not_ready(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be compared") as caught:
+        export(made("cnn").bfloat16(), tmp_path / "net.onnx", EXAMPLE.bfloat16())
+    assert caught.value.found == "torch.bfloat16" and caught.value.where == "0.weight"
+    with pytest.raises(InputError, match="not built yet"):
+        export(nn.Sequential(nn.LazyLinear(3)).eval(), tmp_path / "net.onnx", torch.randn(1, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_single_number_comes_out(tmp_path: Path) -> None:
     class Loss(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -103,9 +103,7 @@ def _drop_unread(model: Any) -> None:
         for node in model.graph.node
         if not any(name in wiring.outputs or wiring.readers[name] for name in node.output if name)
     ]
-    if unread and not any(
-        attribute.HasField("g") or attribute.graphs for node in model.graph.node for attribute in node.attribute
-    ):
-        for node in unread:
-            model.graph.node.remove(node)
+    for node in unread:
+        model.graph.node.remove(node)
+    if unread:
         _drop_unread(model)

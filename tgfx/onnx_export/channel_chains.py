@@ -141,13 +141,18 @@ def forget(model: Any, names: set[str]) -> None:
 
 def drop_unused(model: Any) -> None:
     """Initialisers that nobody reads any more."""
-    if any(attribute.HasField("g") or attribute.graphs for node in model.graph.node for attribute in node.attribute):
-        return  # a subgraph may read them
+    if has_subgraphs(model):
+        return  # they may be read there
     used = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
     kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
     if len(kept) != len(model.graph.initializer):
         del model.graph.initializer[:]
         model.graph.initializer.extend(kept)
+
+
+def has_subgraphs(model: Any) -> bool:
+    """Whether there are nodes (If, Loop) whose inner graphs may read any value of this one without saying so."""
+    return any(attribute.HasField("g") or attribute.graphs for node in model.graph.node for attribute in node.attribute)
 
 
 def _number(node: Any, name: str, default: int = 0) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tgfx.onnx_export.channel_chains import has_subgraphs
 from tgfx.onnx_export.node_facts import NodeFacts, constant_tensor, setting
 from tgfx.optional_packages import needed
 
@@ -21,6 +22,8 @@ DEFINED = ("Celu", "HardSigmoid", "HardSwish", "LogSoftmax", "Mish", "Selu", "Th
 def lowered(model: Any, known: frozenset[str], complains: Callable[[Any, NodeFacts], bool]) -> tuple[Any, list[str]]:
     """(a model with fewer operators that are not `known`, what was written differently). complains: about a setting."""
     written: list[str] = []
+    if has_subgraphs(model):
+        return model, written
     for operator in DEFINED:
         missing = _unknown(model, known)
         if operator not in missing:
@@ -41,9 +44,9 @@ def _unknown(model: Any, known: frozenset[str]) -> set[str]:
 
 
 def _inlined(model: Any, operators: list[str]) -> Any:
-    onnx = needed("onnx")
+    inliner = needed("onnx.inliner")
     ids = [("", name) for name in dict.fromkeys(operators)]
-    simpler = onnx.inliner.inline_selected_functions(model, ids, inline_schema_functions=True)
+    simpler = inliner.inline_selected_functions(model, ids, inline_schema_functions=True)
     _settle_casts(simpler)
     _constants_to_weights(simpler)
     for place, node in enumerate(simpler.graph.node):

@@ -38,6 +38,14 @@ class NodeFacts:
         name = node.input[place] if place < len(node.input) else ""
         return needed("onnx").numpy_helper.to_array(self._arrays[name]) if name in self._arrays else None
 
+    def known(self, node: Any, place: int) -> bool:
+        """Whether an input of a node is there and constant."""
+        return place < len(node.input) and node.input[place] in self._arrays
+
+    def is_external(self, name: str) -> bool:
+        """Whether a constant lies in a second file."""
+        return name in self._arrays and self._arrays[name].data_location == needed("onnx").TensorProto.EXTERNAL
+
     def given(self, node: Any, place: int) -> bool:
         return place < len(node.input) and bool(node.input[place])
 

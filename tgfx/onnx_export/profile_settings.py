@@ -41,6 +41,8 @@ def _coreml_any(node: Any, facts: NodeFacts) -> Iterator[str]:
 
 def _fixed(node: Any, facts: NodeFacts, axes: int) -> Iterator[str]:
     for name in filter(None, node.input):
+        if facts.is_external(name):
+            yield f"{name} is in a second file"
         shape = facts.shape(name)
         if shape is None or None in shape:
             yield f"the size of {name} is not fixed"
@@ -73,7 +75,7 @@ def _one_or_two_dimensional(node: Any, facts: NodeFacts) -> Iterator[str]:
 
 
 def _constant_weights(node: Any, facts: NodeFacts) -> Iterator[str]:
-    if any(facts.given(node, place) and facts.array(node, place) is None for place in (1, 2)):
+    if any(facts.given(node, place) and not facts.known(node, place) for place in (1, 2)):
         yield "weights are computed, not constant"
 
 
@@ -84,7 +86,7 @@ def _nnapi_convolution(node: Any, facts: NodeFacts) -> Iterator[str]:
 
 def _coreml_convolution(node: Any, facts: NodeFacts) -> Iterator[str]:
     yield from _one_or_two_dimensional(node, facts)
-    if facts.given(node, 2) and facts.array(node, 2) is None:
+    if facts.given(node, 2) and not facts.known(node, 2):
         yield "the bias is computed, not constant"
 
 
@@ -105,17 +107,17 @@ def _nnapi_pixels(node: Any, _: NodeFacts) -> Iterator[str]:
 
 
 def _nnapi_look_up(node: Any, facts: NodeFacts) -> Iterator[str]:
-    if facts.array(node, 1) is None and facts.type_of(node.input[1]) != "int32":
+    if not facts.known(node, 1) and facts.type_of(node.input[1]) != "int32":
         yield "indices are neither constant nor int32"
 
 
 def _nnapi_product(node: Any, facts: NodeFacts) -> Iterator[str]:
-    if facts.array(node, 1) is None and not setting(node, "transB", 0):
+    if not facts.known(node, 1) and not setting(node, "transB", 0):
         yield "a product of two computed matrices wants transB"
 
 
 def _constant_matrix(node: Any, facts: NodeFacts) -> Iterator[str]:
-    if facts.array(node, 1) is None:
+    if not facts.known(node, 1):
         yield "the matrix is computed, not constant"
 
 
@@ -123,7 +125,7 @@ def _nnapi_pad(node: Any, facts: NodeFacts) -> Iterator[str]:
     if setting(node, "mode", "constant") != "constant":
         yield f"mode {setting(node, 'mode', 'constant')}; only constant is taken"
     widths = facts.array(node, 1)
-    if widths is None or (facts.given(node, 2) and facts.array(node, 2) is None):
+    if widths is None or (facts.given(node, 2) and not facts.known(node, 2)):
         yield "widths or the value are computed, not constant"
     elif (widths < 0).any():
         yield "it cuts (widths below zero)"
@@ -142,7 +144,7 @@ def _nnapi_resize(node: Any, facts: NodeFacts) -> Iterator[str]:
         yield f"mode {mode}"
     if setting(node, "antialias", 0) or setting(node, "exclude_outside", 0) or setting(node, "axes", []):
         yield "antialias, exclude_outside or axes"
-    if all(facts.array(node, place) is None for place in (2, 3)):
+    if not any(facts.known(node, place) for place in (2, 3)):
         yield "scales and sizes are computed, not constant"
 
 
@@ -161,7 +163,7 @@ def _nnapi_split(node: Any, facts: NodeFacts) -> Iterator[str]:
 
 
 def _constant_parts(node: Any, facts: NodeFacts) -> Iterator[str]:
-    if any(facts.given(node, place) and facts.array(node, place) is None for place in range(1, len(node.input))):
+    if any(facts.given(node, place) and not facts.known(node, place) for place in range(1, len(node.input))):
         yield "axes or bounds are computed, not constant"
 
 

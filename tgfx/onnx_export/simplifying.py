@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tgfx.onnx_export.attention_leftovers import drop_attention_leftovers
+from tgfx.onnx_export.channel_chains import has_subgraphs
 from tgfx.onnx_export.look_ups import fold_look_ups
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.routes import straighten_routes
@@ -40,6 +41,8 @@ def _onnxslim(raw: Any) -> Any:
 
 def _without_leftovers(model: Any) -> Any:
     """What general simplifiers leave behind, and runtimes stumble over: in place."""
+    if has_subgraphs(model):
+        return stripped(model)
     return drop_attention_leftovers(fold_look_ups(straighten_routes(stripped(model))))
 
 
