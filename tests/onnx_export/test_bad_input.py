@@ -1,6 +1,7 @@
 """What cannot be exported is said before, and never leaves half a file."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ def test_types_and_layers_that_are_not_ready(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not built yet"):
         export(nn.Sequential(nn.LazyLinear(3)).eval(), tmp_path / "net.onnx", torch.randn(1, 4))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_compiled_modules_are_taken_and_scripted_ones_are_not(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates scripting, and scripts something where it compiles
+        compiled, scripted = torch.compile(made("cnn")), torch.jit.script(made("cnn"))
+    report = export(compiled, tmp_path / "net.onnx")
+    assert report.model == "Sequential" and report.metadata["tgfx.model"] == "Sequential"
+    with pytest.raises(InputError, match="scripted module"):
+        export(scripted, tmp_path / "net.onnx")
 
 
 def test_a_single_number_comes_out(tmp_path: Path) -> None:

@@ -47,6 +47,14 @@ def subject_of(model: nn.Module, example_inputs: Any, original: nn.Module | None
     """Check the model and take what is needed of it; a gated one is shrunk."""
     if not isinstance(model, nn.Module):
         raise InputError("only a module can be exported", expected="torch.nn.Module", found=type(model).__name__)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "a scripted module cannot be exported",
+            expected="the module that it was made from",
+            found=type(model).__name__,
+            fix="torch.jit is deprecated in torch; keep the module itself",
+        )
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     _check_types(model)
     subject = _gated(model, example_inputs, original) if isinstance(model, GatedModule) else None
     if subject is None:
