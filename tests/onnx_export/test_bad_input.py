@@ -129,6 +129,18 @@ def test_an_operator_without_onnx_form_is_named_with_its_line(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_part_of_what_was_called_has_its_line_too(tmp_path: Path) -> None:
+    """svdvals becomes _linalg_svd on the way, which is nowhere in the user's program."""
+
+    class Singular(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.svdvals(x + 1.0)  # no singular values in ONNX
+
+    with pytest.raises(ExportError, match="_linalg_svd has no ONNX form") as caught:
+        export(Singular().eval(), tmp_path / "net.onnx", torch.randn(1, 4, 4))
+    assert line_of("# no singular values") in str(caught.value.where)
+
+
 def test_the_line_is_found_from_a_compact_model_too(tmp_path: Path) -> None:
     class Wrapped(nn.Module):
         def __init__(self) -> None:
