@@ -1,6 +1,7 @@
 """What cannot be exported is said before, and never leaves half a file."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,64 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         export(made("cnn"), tmp_path / "net.onnx")
 
 
+def test_places_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no path"):
+        export(made("cnn"), 5)  # type: ignore[arg-type]
+    if Path("/proc").is_dir():  # writable for root by its rights, but no file can be made there
+        with pytest.raises(ExportError, match="may not write"):
+            export(made("cnn"), Path("/proc/net.onnx"))
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "real.onnx")
+    export(made("cnn"), tmp_path / "link.onnx")
+    assert (tmp_path / "link.onnx").is_symlink() and onnx.load(tmp_path / "real.onnx").graph.node
+
+
+def test_an_empty_example(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is empty"):
+        export(made("cnn"), tmp_path / "net.onnx", torch.zeros(0, 3, 12, 12))
+
+
+def test_types_and_layers_that_are_not_ready(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be compared") as caught:
+        export(made("cnn").bfloat16(), tmp_path / "net.onnx", EXAMPLE.bfloat16())
+    assert caught.value.found == "torch.bfloat16" and caught.value.where == "0.weight"
+    with pytest.raises(InputError, match="not built yet"):
+        export(nn.Sequential(nn.LazyLinear(3)).eval(), tmp_path / "net.onnx", torch.randn(1, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compiled_modules_are_taken_and_scripted_ones_are_not(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates scripting, and scripts something where it compiles
+        compiled, scripted = torch.compile(made("cnn")), torch.jit.script(made("cnn"))
+    report = export(compiled, tmp_path / "net.onnx")
+    assert report.model == "Sequential" and report.metadata["tgfx.model"] == "Sequential"
+    with pytest.raises(InputError, match="scripted module"):
+        export(scripted, tmp_path / "net.onnx")
+
+
+def test_a_single_number_comes_out(tmp_path: Path) -> None:
+    class Loss(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * x).mean()
+
+    report = export(Loss().eval(), tmp_path / "net.onnx", torch.randn(2, 3))
+    assert report.outputs == {"output": ()} and report.checked == ["batch 1", "batch 2", "batch 3"]
+
+
+def test_sizes_that_cannot_be_freed_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Trying other sizes must not print what the traced model says about them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    compact = tgfx.shrink(tgfx.transform(model, torch.randn(1, 3, 8, 8)))
+    report = export(compact, tmp_path / "net.onnx", torch.randn(1, 3, 8, 8), dynamic_size=True)
+    assert report.inputs == {"input": ("batch", 3, 8, 8)}
+    assert any("freed nothing" in note for note in report.notes)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_write_that_fails_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -68,6 +127,18 @@ def test_an_operator_without_onnx_form_is_named_with_its_line(tmp_path: Path) ->
         export(Bessel().eval(), tmp_path / "net.onnx", torch.randn(1, 4))
     assert line_of("# ONNX has no such thing") in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_of_what_was_called_has_its_line_too(tmp_path: Path) -> None:
+    """svdvals becomes _linalg_svd on the way, which is nowhere in the user's program."""
+
+    class Singular(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.svdvals(x + 1.0)  # no singular values in ONNX
+
+    with pytest.raises(ExportError, match="_linalg_svd has no ONNX form") as caught:
+        export(Singular().eval(), tmp_path / "net.onnx", torch.randn(1, 4, 4))
+    assert line_of("# no singular values") in str(caught.value.where)
 
 
 def test_the_line_is_found_from_a_compact_model_too(tmp_path: Path) -> None:

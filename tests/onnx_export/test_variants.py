@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tgfx
 from tests.support.export_models import FAMILIES, made
 from tests.support.head_promises import close_some
-from tgfx.errors import InputError, VerificationError
+from tgfx.errors import ExportError, InputError, VerificationError
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +81,36 @@ def test_numbers_too_large_for_float16_are_refused(tmp_path: Path) -> None:
         tgfx.fp16_onnx(tmp_path / "net.onnx", tmp_path / "half.onnx", [torch.ones(2, 2)], measure=False)
     assert "120,000" in str(caught.value) and "Mul" in str(caught.value)
     assert not (tmp_path / "half.onnx").exists()
+
+
+def test_a_masks_lowest_number_is_not_one_too_large(tmp_path: Path) -> None:
+    """Hugging Face's masks add the lowest float32; in float16 that is the lowest float16, and the softmax the same."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+            mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+            return torch.softmax(x + mask, -1)
+
+    example = (torch.randn(2, 6), torch.tensor([[True] * 4 + [False] * 2] * 2))
+    tgfx.export_onnx(Masked().eval(), tmp_path / "net.onnx", example, measure=False)
+    report = tgfx.fp16_onnx(tmp_path / "net.onnx", tmp_path / "half.onnx", [example], measure=False)
+    assert report.outputs["output"].max_delta < 1e-3
+
+
+def test_transposed_convolutions_with_groups_stay_float32(tmp_path: Path) -> None:
+    """onnxruntime 1.31 fails on them with scales per channel."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 4, 2, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    tgfx.export_onnx(model.eval(), tmp_path / "net.onnx", torch.randn(1, 3, 12, 12), measure=False)
+    report = tgfx.quantize_onnx(tmp_path / "net.onnx", tmp_path / "int8.onnx", loader(), measure=False)
+    assert "stay float32" in " ".join(report.notes) and report.outputs["output"].max_delta < 0.05
+    whole = tgfx.quantize_onnx(
+        tmp_path / "net.onnx", tmp_path / "int8.onnx", loader(), per_channel=False, measure=False
+    )
+    assert "stay float32" not in " ".join(whole.notes) and whole.bytes_after < report.bytes_after
+
+
+def test_batches_that_do_not_fit_are_refused(compact: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="quantizer does not take"):
+        tgfx.quantize_onnx(compact, tmp_path / "int8.onnx", [torch.randn(2, 5, 12, 12)], measure=False)
+    assert list(tmp_path.iterdir()) == []

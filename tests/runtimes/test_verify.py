@@ -50,7 +50,8 @@ CASES = [
     ("flownet", "openvino"), ("flownet", "mnn"), ("flownet", "ncnn"),
     ("style", "openvino"), ("style", "mnn"), ("style", "ncnn"),
     ("shuffle", "mnn"), ("shuffle", "openvino"), ("shuffle", "ncnn"),
-    ("encoder", "openvino"), ("encoder", "mnn"), ("heads", "openvino"), ("heads", "mnn"),
+    ("encoder", "openvino"), ("encoder", "mnn"), ("heads", "openvino"), ("heads", "mnn"), ("heads", "ncnn"),
+    ("flownet", "executorch"), ("style", "executorch"), ("shuffle", "executorch"), ("encoder", "executorch"),
 ]  # fmt: skip
 
 
@@ -78,6 +79,17 @@ def test_ncnn_says_which_layer_it_lacks(tmp_path: Path) -> None:
     path, _ = cut("encoder", tmp_path)
     result = tried(path, "ncnn")
     assert result.status == "failed" and "not exists" in result.reason
+
+
+def test_ncnn_says_which_input_it_does_not_take(tmp_path: Path) -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+            return torch.where(which, x, -x)
+
+    example = (torch.randn(1, 4), torch.tensor([[True, False, True, True]]))
+    tgfx.export_onnx(Chosen().eval(), tmp_path / "net.onnx", example, measure=False)
+    result = tried(tmp_path / "net.onnx", "ncnn")
+    assert result.status == "failed" and "no input of type bool: which" in result.reason
 
 
 def test_the_mnn_converter_does_not_bring_the_vendors_logger() -> None:

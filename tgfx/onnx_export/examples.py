@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tgfx.errors import InputError
+
 BATCH = "batch"
 
 
@@ -28,6 +30,13 @@ class Examples:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], *, batched: bool) -> Examples:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and not leaf.numel():
+                raise InputError(
+                    "the example is empty, so equality would prove nothing",
+                    expected="at least one sample",
+                    found=f"a tensor of shape {tuple(leaf.shape)}",
+                )
         return cls(tuple(leaves), spec, batched)
 
     @property

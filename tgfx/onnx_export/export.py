@@ -18,7 +18,15 @@ from tgfx.onnx_export.examples import Examples
 from tgfx.onnx_export.graph_size import GraphSize, graph_size
 from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import example_entry, metadata_for, set_metadata
-from tgfx.onnx_export.profiles import check_batch, check_operators, profile_named, write_ort
+from tgfx.onnx_export.profiles import (
+    Profile,
+    check_batch,
+    check_operators,
+    fitted,
+    profile_named,
+    provider_note,
+    write_ort,
+)
 from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
 from tgfx.onnx_export.session import Feeds, as_numpy
@@ -32,6 +40,7 @@ from tgfx.rng import untouched_rng
 LARGEST = 2**31 - 2**20  # bytes that a protocol buffer can hold, with room for the graph; more goes into a second file
 OPSETS = range(13, 24)
 FIXED_SIZE = "height and width (or length) are the example's; dynamic_size=True frees what the model leaves free"
+NO_OTHER_SIZE = "dynamic_size=True freed nothing: the model takes no other sizes than the example's"
 
 
 def export_onnx(
@@ -73,11 +82,11 @@ def export_onnx(
         feeds = _feeds(traced)
         entries |= example_entry({name: value.shape for name, value in feeds.items()})
         with written_aside(target) as aside:
-            written = _first_proven(traced, cases, aside, entries, simplify)
+            written = _first_proven(traced, cases, aside, entries, simplify, wanted)
             check_operators(written.model, wanted, traced.sources)
             subject.notes += written.notes + wanted.notes(dynamic_batch, dynamic_size)
-            if not dynamic_size and not wanted.static and _has_sizes(examples):
-                subject.notes.append(FIXED_SIZE)
+            subject.notes += provider_note(written.model, wanted)
+            subject.notes += _about_sizes(traced, dynamic_size, wanted)
             before = _original(subject, examples, outputs, opset, simplify) if measure else None
             sizes = {} if before is None else {"original": graph_size(before)}
             sizes["exported"], sizes["written"] = written.exported, written.size
@@ -125,7 +134,7 @@ class _Written:
 
 
 def _first_proven(
-    traced: Traced, cases: list[Case], aside: Path, entries: Mapping[str, str], simplify: bool
+    traced: Traced, cases: list[Case], aside: Path, entries: Mapping[str, str], simplify: bool, wanted: Profile
 ) -> _Written:
     """The most simplified form that passes; the raw one must."""
     if _weights(traced) > LARGEST:
@@ -135,7 +144,7 @@ def _first_proven(
     notes: list[str] = []
     for name, make in candidates(raw, simplify):
         try:
-            model = make()
+            model, changes = fitted(make(), wanted)
             set_metadata(model, entries)
             aside.write_bytes(model.SerializeToString())
             proof = prove(model, aside, traced, cases)
@@ -146,7 +155,7 @@ def _first_proven(
             continue
         if simplify and not name:
             warnings.warn("the file is not simplified: " + "; ".join(notes), stacklevel=4)
-        return _Written(model, name, proof, graph_size(raw), graph_size(model), notes)
+        return _Written(model, name, proof, graph_size(raw), graph_size(model), notes + changes)
     raise AssertionError("the raw graph is the last candidate and either passes or raises")
 
 
@@ -221,8 +230,13 @@ def _feeds(traced: Traced) -> Feeds:
     return {k: as_numpy(v) for k, v in zip(traced.inputs, traced.examples.leaves, strict=True) if k is not None}
 
 
-def _has_sizes(examples: Examples) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.ndim > 2 for leaf in examples.leaves)
+def _about_sizes(traced: Traced, dynamic_size: bool, wanted: Profile) -> list[str]:
+    if wanted.static:
+        return []
+    if dynamic_size:
+        return [] if traced.examples.free else [NO_OTHER_SIZE]
+    leaves = traced.examples.leaves
+    return [FIXED_SIZE] if any(isinstance(leaf, torch.Tensor) and leaf.ndim > 2 for leaf in leaves) else []
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,103 +13,43 @@ from typing import Any
 
 import numpy as np
 
-from tgfx.optional_packages import needed
-
-# from one input to one output, channel by channel
-BY_CHANNEL = {
-    "Abs", "AveragePool", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "GlobalAveragePool", "GlobalMaxPool",
-    "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mish", "Neg", "Relu", "Selu", "Sigmoid",
-    "Softplus", "Tanh",
-}  # fmt: skip
+from tgfx.onnx_export.channel_chains import Wiring, drop_unused, forget
+from tgfx.onnx_export.node_facts import NodeFacts
 
 
 def fold_look_ups(model: Any) -> Any:
-    """In place. Only permutations of all channels, where everything up to the next full convolution is channel-wise."""
-    numpy_helper = needed("onnx").numpy_helper
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    for gather in [node for node in model.graph.node if node.op_type == "Gather"]:
-        order = _order(gather, weights, numpy_helper)
-        if order is None:
+    """In place. Only permutations of all channels, where everything up to the next full layers is channel-wise."""
+    gathers = [node for node in model.graph.node if node.op_type == "Gather"]
+    facts = NodeFacts(model) if gathers else None
+    for gather in gathers:
+        assert facts is not None
+        wiring = Wiring(model)
+        order, name = channel_order(gather, wiring), gather.output[0]
+        if order is None or name in wiring.outputs:
             continue
-        chain = _chain(model, gather, weights)
-        if chain is None or weights[chain[-1].input[1]].dims[1] != len(order):
+        shape = facts.shape(gather.input[0])
+        if shape is None or not np.array_equal(np.sort(order), np.arange(shape[1] or 0)):
+            continue
+        chains = [wiring.reading(name, node) for node in wiring.readers[name]]
+        if not all(chain is not None and wiring.taken(chain) == len(order) for chain in chains):
             continue
         back = np.argsort(order)  # position of each channel of x among those that were looked up
-        for node in chain:
-            if node.op_type == "Conv":
-                _permute(node, weights, back, 1 if node is chain[-1] else 0, numpy_helper)
-        chain[0].input[0] = gather.input[0]
+        moved = {name}
+        for node, chain in zip(wiring.readers[name], chains, strict=True):
+            assert chain is not None
+            wiring.reorder_reading(chain, back)
+            node.input[0] = gather.input[0]
+            moved |= {step.output[0] for step in chain[:-1]}
         model.graph.node.remove(gather)
-        _forget(model, {gather.output[0], *(node.output[0] for node in chain[:-1])})
-    _drop_unused(model)
+        forget(model, moved)
+    drop_unused(model)
     return model
 
 
-def _order(gather: Any, weights: dict[str, Any], numpy_helper: Any) -> np.ndarray | None:
-    """The permutation that a look-up makes of all channels; None if it is something else."""
+def channel_order(gather: Any, wiring: Wiring) -> np.ndarray | None:
+    """Channels that a Gather looks up; None if it is no look-up of a list of known channels."""
     axis = next((attribute.i for attribute in gather.attribute if attribute.name == "axis"), 0)
-    if axis != 1 or gather.input[1] not in weights or gather.input[0] in weights:
-        return None
-    order = numpy_helper.to_array(weights[gather.input[1]])
-    if order.ndim != 1 or not np.array_equal(np.sort(order), np.arange(len(order))):
+    order = wiring.constant(gather.input[1])
+    if axis != 1 or order is None or order.ndim != 1 or gather.input[0] in wiring.weights or (order < 0).any():
         return None
     return order
-
-
-def _chain(model: Any, gather: Any, weights: dict[str, Any]) -> list[Any] | None:
-    """The nodes from a look-up to the convolution that takes it in; None if anything else reads one of them."""
-    outputs = {value.name for value in model.graph.output}
-    chain: list[Any] = []
-    name = gather.output[0]
-    while True:
-        readers = [node for node in model.graph.node if name in node.input]
-        if len(readers) != 1 or name in outputs or readers[0].input[0] != name or len(readers[0].output) != 1:
-            return None
-        node = readers[0]
-        chain.append(node)
-        if node.op_type == "Conv":
-            own = [given for given in node.input[1:] if given]
-            shared = any(sum(one in other.input for other in model.graph.node) != 1 for one in own)
-            if shared or any(one not in weights for one in own):
-                return None
-            kernel = weights[node.input[1]]
-            groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-            if groups == 1:
-                return chain
-            if groups != kernel.dims[0] or kernel.dims[1] != 1:
-                return None
-        elif node.op_type not in BY_CHANNEL:
-            return None
-        name = node.output[0]
-
-
-def _permute(conv: Any, weights: dict[str, Any], back: np.ndarray, axis: int, numpy_helper: Any) -> None:
-    for place, name in enumerate(conv.input[1:], 1):
-        if name and (place == 1 or axis == 0):  # a full convolution's bias belongs to its outputs, which stay
-            moved = np.ascontiguousarray(numpy_helper.to_array(weights[name]).take(back, axis if place == 1 else 0))
-            weights[name].CopyFrom(numpy_helper.from_array(moved, name))
-
-
-def _forget(model: Any, names: set[str]) -> None:
-    """Values that are no longer what torch calls by their names: the comparison node by node must not meet them."""
-    renamed = {name: f"{name}_in_order" for name in names}
-    for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
-        for place, name in enumerate(node.output):
-            node.output[place] = renamed.get(name, name)
-    kept = [value for value in model.graph.value_info if value.name not in names]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
-
-
-def _drop_unused(model: Any) -> None:
-    used = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    if len(kept) != len(model.graph.initializer) and not _has_subgraphs(model):
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
-
-
-def _has_subgraphs(model: Any) -> bool:
-    return any(attribute.HasField("g") or attribute.graphs for node in model.graph.node for attribute in node.attribute)

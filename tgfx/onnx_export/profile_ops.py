@@ -1,7 +1,7 @@
 """Operators that each runtime takes, as its own documentation or converter lists them.
 
-A name here says that the operator is known, not that every setting of it is; `tgfx.verify_onnx` tries the real thing.
-Gather is left out of ncnn's: pnnx reads it, but takes a list of indices for a single one (seen with 20261020).
+A name here says that the operator is known; profile_settings.py says with which settings it is not, and
+`tgfx.verify_onnx` tries the real thing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Resize Round Shape Sigmoid Sin Slice Softmax Softplus Split Sqrt Squeeze Sub Tan
 
 _NCNN = """
 Abs Acos Add ArgMax ArgMin Asin Atan AveragePool BatchNormalization Cast Ceil Celu Clip Concat ConstantOfShape Conv
-ConvTranspose Cos DepthToSpace Div Elu Erf Exp Expand Flatten Floor GRU Gelu Gemm GlobalAveragePool GlobalMaxPool
-GridSample GroupNormalization HardSigmoid HardSwish InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Log
-LogSoftmax MatMul Max MaxPool Min Mish Mul Neg PRelu Pad Pow RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2
-ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
-Round Selu Shrink Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh Tile
-Transpose Unsqueeze Upsample
+ConvTranspose Cos DepthToSpace Div Elu Erf Exp Expand Flatten Floor GRU Gather Gelu Gemm GlobalAveragePool
+GlobalMaxPool GridSample GroupNormalization HardSigmoid HardSwish InstanceNormalization LRN LSTM LayerNormalization
+LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mish Mul Neg PRelu Pad Pow RMSNormalization RNN Range Reciprocal
+ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+Relu Reshape Resize Round Selu Shrink Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Squeeze Sub Sum
+Tan Tanh Tile Transpose Unsqueeze Upsample
 """
 
 _MNN = """

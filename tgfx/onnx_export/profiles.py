@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tgfx.errors import ExportError, InputError, VerificationError
+from tgfx.onnx_export.channel_chains import drop_unused
 from tgfx.onnx_export.graph_size import all_nodes
+from tgfx.onnx_export.lowering import lowered
+from tgfx.onnx_export.node_facts import NodeFacts
 from tgfx.onnx_export.parity import delta, tolerance_for
 from tgfx.onnx_export.profile_ops import OPERATORS, SOURCES
+from tgfx.onnx_export.profile_settings import complaints
 from tgfx.onnx_export.proving import Case
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import open_session, run
@@ -61,26 +65,58 @@ def check_batch(profile: Profile, batch: int) -> None:
         )
 
 
+def fitted(model: Any, profile: Profile) -> tuple[Any, list[str]]:
+    """The model with less of what the runtime lacks, where ONNX says how, and what was changed."""
+    if profile.name is None or profile.name not in OPERATORS:
+        return model, []
+    name = profile.name
+    model, changes = lowered(model, OPERATORS[name] | FREE, lambda node, facts: bool(complaints(name, node, facts)))
+    if changes:
+        drop_unused(model)
+    return model, changes
+
+
 def check_operators(model: Any, profile: Profile, sources: dict[str, str]) -> None:
-    """Every node must be one that the runtime knows; those that are not are listed with the user's lines."""
+    """Every node must be one that the runtime takes; those that are not are listed with the user's lines."""
     if profile.name is None or profile.name not in OPERATORS:
         return
-    known = OPERATORS[profile.name]
-    offending = [node for node in all_nodes(model.graph) if node.op_type not in known | FREE or node.domain]
-    if not offending:
+    known = OPERATORS[profile.name] | FREE
+    facts = NodeFacts(model)
+    lines, missing = [], False
+    for node in all_nodes(model.graph):
+        if node.op_type in FREE:
+            continue
+        unknown = bool(node.op_type not in known or node.domain)
+        reasons = [] if unknown else complaints(profile.name, node, facts)
+        if unknown or reasons:
+            place = next((sources[output] for output in node.output if output in sources), "")
+            told = f"{node.op_type} '{node.name}'" + (f" ({place})" if place else "")
+            lines.append(told + (f": {reasons[0]}" if reasons else ""))
+            missing |= unknown
+    if not lines:
         return
-    lines = []
-    for node in offending[:SHOWN]:
-        place = next((sources[output] for output in node.output if output in sources), "")
-        lines.append(f"{node.op_type} '{node.name}'" + (f" ({place})" if place else ""))
-    if len(offending) > SHOWN:
-        lines.append(f"and {len(offending) - SHOWN} more")
+    what = "lacks operators that the model uses" if missing else "does not take nodes of the model as they are set"
     raise ExportError(
-        f"{profile.name} lacks operators that the model uses",
+        f"{profile.name} {what}",
         expected=f"operators in {SOURCES[profile.name]}",
-        found="\n".join(lines),
+        found="\n".join([*lines[:SHOWN], *([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]),
         fix="change these layers, or export without the profile: other runtimes may take them",
     )
+
+
+def provider_note(model: Any, profile: Profile) -> list[str]:
+    """How ONNX Runtime's own tool expects the nodes to be divided between the accelerator and the CPU."""
+    if profile.name not in ("nnapi", "coreml"):
+        return []
+    onnx = needed("onnx")
+    checker = needed("onnxruntime.tools.mobile_helpers.usability_checker", purpose=f"the profile {profile.name}")
+    shaped = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    if profile.name == "nnapi":
+        found = checker.check_nnapi_partitions(shaped, True)
+    else:
+        found = checker.check_coreml_partitions(shaped, True, "coreml_supported_mlprogram_ops.md")
+    taken, parts = found.num_supported_nodes, found.num_partitions
+    return [f"ONNX Runtime's usability checker: {taken} of {found.num_nodes} nodes in {parts} part(s)"]
 
 
 def write_ort(aside: Path, cases: list[Case]) -> None:

@@ -12,6 +12,7 @@ from tgfx.errors import InputError, VerificationError
 from tgfx.onnx_export.bisecting import first_difference
 from tgfx.onnx_export.examples import BATCH
 from tgfx.onnx_export.parity import delta, tolerance_for
+from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import Feeds, as_numpy, open_session, run
 from tgfx.onnx_export.subject import Subject, run_torch
 from tgfx.onnx_export.tracing import WIDE, Traced
@@ -100,7 +101,8 @@ def _free_sizes(traced: Traced) -> dict[str, int]:
 def _accepted(subject: Subject, traced: Traced, sizes: dict[str, int]) -> bool:
     args, kwargs = traced.examples.arguments(traced.examples.call(sizes=sizes))
     try:
-        run_torch(subject, args, kwargs)
+        with quietly():  # a traced module prints where it failed
+            run_torch(subject, args, kwargs)
     except Exception:
         return False
     return True

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from tgfx.errors import ExportError
 from tgfx.onnx_export.calibration import feeds_from
 from tgfx.onnx_export.files import read_model
+from tgfx.onnx_export.node_facts import setting
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.session import Feeds
 from tgfx.onnx_export.variant_check import compared, completed
 from tgfx.onnx_export.variant_report import VariantReport
 from tgfx.onnx_export.writing import checked_target, move_into_place, written_aside
 from tgfx.optional_packages import needed
+
+KEPT = "onnxruntime has no scales per channel for transposed convolutions with groups"
 
 
 def quantize_onnx(
@@ -42,20 +46,38 @@ def quantize_onnx(
         with quietly():
             prepared = aside.with_name("prepared.onnx")
             quantization.shape_inference.quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-            quantization.quantize_static(
-                str(prepared),
-                str(aside),
-                _Reader(measured),
-                quant_format=quantization.QuantFormat.QDQ,
-                per_channel=per_channel,
-            )
+            kept = _grouped_transposed(prepared) if per_channel else []
+            try:
+                quantization.quantize_static(
+                    str(prepared),
+                    str(aside),
+                    _Reader(measured),
+                    quant_format=quantization.QuantFormat.QDQ,
+                    per_channel=per_channel,
+                    nodes_to_exclude=kept,
+                )
+            except Exception as error:
+                raise ExportError(
+                    "onnxruntime's quantizer does not take the model; no variant is written",
+                    expected="a model that quantize_static takes, and batches that fit it",
+                    found=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}",
+                    fix="per_channel=False may help" if per_channel else None,
+                ) from error
             prepared.unlink()
         completed(aside, model, "int8")
         report = compared(source, aside, target, "int8, static QDQ", judged, measure)
         if evaluation is None:
             report.notes.append("judged on the calibration batches; pass evaluation= for others")
+        if kept:
+            report.notes.append(f"{', '.join(kept)} stay float32: {KEPT}; per_channel=False takes them too")
         move_into_place(aside, target)
     return report
+
+
+def _grouped_transposed(prepared: Path) -> list[str]:
+    """onnxruntime 1.31 counts the output channels of one group only where it wants a scale for each of them all."""
+    nodes = needed("onnx").load(str(prepared), load_external_data=False).graph.node
+    return [node.name for node in nodes if node.op_type == "ConvTranspose" and setting(node, "group", 1) > 1]
 
 
 class _Reader:

@@ -48,4 +48,4 @@ def run(session: Any, feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    return tensor.detach().cpu().contiguous().numpy()  # np.ascontiguousarray would give a single number an axis

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tgfx.onnx_export.attention_leftovers import drop_attention_leftovers
+from tgfx.onnx_export.channel_chains import has_subgraphs
 from tgfx.onnx_export.look_ups import fold_look_ups
 from tgfx.onnx_export.quietly import quietly
+from tgfx.onnx_export.routes import straighten_routes
 from tgfx.optional_packages import needed
 
 
@@ -24,7 +27,7 @@ def _onnxsim(raw: Any) -> Any:
         model, agrees = onnxsim.simplify(_copy(raw))
     if not agrees:
         raise ValueError("onnxsim's own comparison failed")
-    return fold_look_ups(stripped(model))
+    return _without_leftovers(model)
 
 
 def _onnxslim(raw: Any) -> Any:
@@ -33,7 +36,14 @@ def _onnxslim(raw: Any) -> Any:
         model = onnxslim.slim(_copy(raw))
     if model is None:
         raise ValueError("onnxslim gave nothing back")
-    return fold_look_ups(stripped(model))
+    return _without_leftovers(model)
+
+
+def _without_leftovers(model: Any) -> Any:
+    """What general simplifiers leave behind, and runtimes stumble over: in place."""
+    if has_subgraphs(model):
+        return stripped(model)
+    return drop_attention_leftovers(fold_look_ups(straighten_routes(stripped(model))))
 
 
 def stripped(model: Any) -> Any:

@@ -26,6 +26,8 @@ from tgfx.weight.gated import WeightGatedModule
 
 TRAIN_NOTE = "the model was in train mode; the file holds its eval form (no dropout, batch norm with its averages)"
 
+KNOWN = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+
 
 @dataclass
 class Subject:
@@ -45,12 +47,24 @@ def subject_of(model: nn.Module, example_inputs: Any, original: nn.Module | None
     """Check the model and take what is needed of it; a gated one is shrunk."""
     if not isinstance(model, nn.Module):
         raise InputError("only a module can be exported", expected="torch.nn.Module", found=type(model).__name__)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "a scripted module cannot be exported",
+            expected="the module that it was made from",
+            found=type(model).__name__,
+            fix="torch.jit is deprecated in torch; keep the module itself",
+        )
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    _check_types(model)
     subject = _gated(model, example_inputs, original) if isinstance(model, GatedModule) else None
     if subject is None:
         args, kwargs = example_inputs_for(model, example_inputs)
         subject = Subject(type(model).__name__, _own_copy(model), args, kwargs, kept=_kept(model))
         subject.original = None if original is None else _own_copy(original)
     subject.args, subject.kwargs = _on_cpu((subject.args, subject.kwargs))
+    for leaf in torch.utils._pytree.tree_leaves((subject.args, subject.kwargs)):
+        if isinstance(leaf, Tensor):
+            _check_type(leaf, "the example")
     check_numbers(subject.module)
     if any(module.training for module in model.modules()):
         subject.notes.append(TRAIN_NOTE)
@@ -63,7 +77,9 @@ def _gated(gated: GatedModule, example_inputs: Any, original: nn.Module | None) 
         args, kwargs = copy.deepcopy(example_like(gated))
     else:
         args, kwargs = example_inputs_for(gated, example_inputs)
-    compact = shrink(gated)
+    with warnings.catch_warnings():  # a path that is taken in training only is not in the file anyway
+        warnings.filterwarnings("ignore", message=".* takes another path in train mode")
+        compact = shrink(gated)
     subject = Subject(gated.facts.model_name, _own_copy(compact), args, kwargs, kept=_kept(compact))
     if gated.controller is not None:
         subject.budget = dict(gated.controller.budget)
@@ -119,6 +135,30 @@ def check_numbers(module: nn.Module) -> None:
                 where=name,
                 fix="training has diverged; load an earlier checkpoint",
             )
+
+
+def _check_types(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise InputError(
+                "the model is not built yet",
+                expected="weights that are there",
+                found="a lazy layer that has seen no input",
+                where=name,
+                fix="call the model once",
+            )
+        _check_type(tensor, name)
+
+
+def _check_type(tensor: Tensor, where: str) -> None:
+    if str(tensor.dtype).removeprefix("torch.") not in KNOWN:
+        raise InputError(
+            "numbers of this type cannot be compared in ONNX Runtime on the CPU",
+            expected=", ".join(KNOWN),
+            found=str(tensor.dtype),
+            where=where,
+            fix="model.float(), and float32 examples",
+        )
 
 
 @contextmanager

@@ -134,7 +134,14 @@ def _place(error: BaseException, text: str, program: torch.export.ExportedProgra
     if named is not None and program is not None:
         base = re.sub(r"_\d+$", "", named[1])
         lines = {node.name: user_line(node.meta.get("stack_trace") or "") for node in program.graph.nodes}
-        return lines.get(named[1]) or next((v for k, v in lines.items() if base in k and v), "")
+        found = lines.get(named[1]) or next((v for k, v in lines.items() if base in k and v), "")
+        if found:
+            return found
+        # a part of what the user called: whoever reads the same values in the program before it was taken apart
+        operands = set(re.findall(r"%(\w+)", text[named.end() :].partition("args = (")[2].partition(")")[0]))
+        for node in program.graph.nodes:
+            if lines[node.name] and operands & {given.name for given in node.all_input_nodes}:
+                return lines[node.name]
     from_text = user_line(text)
     if from_text:
         return from_text

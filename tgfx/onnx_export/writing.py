@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tgfx.errors import ExportError
+from tgfx.errors import ExportError, InputError
 
 
 def checked_target(path: str | os.PathLike[str], suffix: str = ".onnx") -> Path:
     """The file to write; said before anything is computed if it cannot be."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError("this is no path", expected=f"a path that ends in {suffix}", found=repr(path))
     target = Path(path)
+    if target.is_symlink():
+        target = target.resolve()  # what it points to is written, as `open` would
     problem = None
     if target.suffix != suffix:
         problem = f"the ending {target.suffix or '(none)'}, expected {suffix}"
@@ -23,7 +27,7 @@ def checked_target(path: str | os.PathLike[str], suffix: str = ".onnx") -> Path:
         problem = "a folder"
     elif not target.absolute().parent.is_dir():
         problem = f"no folder {target.absolute().parent}"
-    elif not os.access(target.absolute().parent, os.W_OK):
+    elif not os.access(target.absolute().parent, os.W_OK) or not _takes_files(target.absolute().parent):
         problem = "a folder that you may not write to"
     if problem is not None:
         raise ExportError(
@@ -33,6 +37,15 @@ def checked_target(path: str | os.PathLike[str], suffix: str = ".onnx") -> Path:
             where=str(path),
         )
     return target
+
+
+def _takes_files(folder: Path) -> bool:
+    """Root may write anywhere by its rights, and still not to every file system."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tgfx-", dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from tgfx.onnx_export.tracing import no_fast_path
 
 def write_program(subject: Subject, args: tuple[Any, ...], file: Path) -> None:
     """At the shapes of `args`."""
-    exir = importlib.import_module("executorch.exir")
     with quietly(), torch.no_grad(), flat_result(subject.module), no_fast_path():
+        exir = importlib.import_module("executorch.exir")  # warns and logs as it is imported
         program = torch.export.export(subject.module, args, strict=False)
         lowered = exir.to_edge_transform_and_lower(program, partitioner=_partitioners())
         file.write_bytes(lowered.to_executorch().buffer)

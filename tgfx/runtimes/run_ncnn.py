@@ -16,6 +16,9 @@ KINDS = {"float32": "f32", "float16": "f16", "int64": "i64", "int32": "i32"}
 
 
 def load(folder: Path, request: dict[str, Any]) -> Call:
+    for name, (_, kind) in request["inputs"].items():
+        if kind not in KINDS:
+            raise RuntimeError(f"pnnx takes no input of type {kind}: {name}")
     shapes = [
         f"[{','.join(str(size) for size in [1, *shape[1:]])}]{KINDS[kind]}"
         for shape, kind in request["inputs"].values()
