@@ -22,7 +22,7 @@ from tgfx.ir.refusal import Refusal
 from tgfx.ir.rehearsal import Rehearsal, RehearsalEndedError
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
-from tgfx.ir.tree import find, named_buffers, named_parameters, named_tensors
+from tgfx.ir.tree import find, named_buffers, named_modules, named_parameters, named_tensors
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
@@ -87,9 +87,10 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
-        self._modules: dict[str, nn.Module] = {}
+        self._modules = dict(named_modules(source.module, repeat=True))
         self.calls: Rehearsal | Remembered = Remembered()
-        self.state = KeptState([*(t for _, t in named_tensors(source.module)), *source.example_tensors()])
+        self.state = KeptState(())
+        self._watch = _Watch(self)
         if like is None:
             self._own_parameters()
         else:  # another graph over the same tensors
@@ -107,12 +108,16 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                 if id(tensor) in self._owned:  # tied: one set of ids
                     table[name] = self._owned[id(tensor)][1]
                     continue
-                layers = []
-                for axis, size in enumerate(tensor.shape):
-                    if size > 1 and tensor.is_floating_point():
-                        ids = torch.from_numpy(self.space.fresh(size, Axis(kind, name, axis)))
-                        layers.append(ids.reshape([-1 if a == axis else 1 for a in range(tensor.ndim)]))
-                known = TensorIds(tuple(tensor.shape), tuple(layers))
+                shape = tuple(tensor.shape)
+                axes = [a for a, size in enumerate(shape) if size > 1] if tensor.is_floating_point() else []
+                owners = [Axis(kind, name, axis) for axis in axes]
+                ids = torch.from_numpy(self.space.fresh_lines([shape[axis] for axis in axes], owners))
+                layers, start = [], 0
+                for axis in axes:
+                    line = ids[start : start + shape[axis]]
+                    layers.append(line.view([-1 if a == axis else 1 for a in range(len(shape))]))
+                    start += shape[axis]
+                known = TensorIds(shape, tuple(layers))
                 table[name] = known
                 self._owned[id(tensor)] = (tensor, known, ("param", name, 0))
 
@@ -123,6 +128,9 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
 
     def run_example(self) -> None:
         flat = self.source.flat_inputs()
+        if not isinstance(self.calls, Rehearsal):  # in which nothing is written
+            own = (tensor for _, tensor in named_tensors(self.source.module))
+            self.state = KeptState([*own, *self.source.example_tensors()])
         try:
             self.source.result = self.run(*flat, enable_io_processing=False)
         finally:
@@ -137,7 +145,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.op in ("call_function", "call_method") and op_name(n) in RULES:
             self.seen_args[n.name] = (args, kwargs)
-        with _Watch(self):  # only the user's operators: our own bookkeeping is not to be watched
+        with self._watch:  # only the user's operators: our own bookkeeping is not to be watched
             result = self._module(n)(*args, **kwargs) if n.op == "call_module" else self._run(n, args, kwargs)
         if not isinstance(result, torch.Tensor):
             self.containers.add(n.name)
@@ -334,18 +342,16 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         return reached - {id(None)}
 
     def freeze_untouched(self, touched: set[int]) -> None:
+        tensors = dict(named_tensors(self.source.module))
         for name, known in [*self.params.items(), *self.buffers.items()]:
-            if known.layers and id(find(self.source.module, name)) not in touched:
+            if known.layers and id(tensors[name]) not in touched:
                 for layer in known.layers:
                     self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _module(self, n: fx.Node) -> nn.Module:
-        path = str(n.target)
-        if path not in self._modules:
-            self._modules[path] = self.source.module.get_submodule(path)
-        return self._modules[path]
+        return self._modules[str(n.target)]
 
     def _op_of(self, n: fx.Node) -> str:
         return type(self._module(n)).__name__ if n.op == "call_module" else op_name(n)

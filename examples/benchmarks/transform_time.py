@@ -20,7 +20,7 @@ from examples.benchmarks.tables import Table, cpu_seconds, met
 
 LIMIT = 60  # seconds for either tool on one model
 SLOWEST = 15  # seconds that tgfx may take on any torchvision model
-REPEATS = 3
+REPEATS = 5
 MODELS = (
     *("alexnet", "vgg16_bn", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2"),
     *("densenet121", "densenet201", "googlenet", "inception_v3", "squeezenet1_1", "shufflenet_v2_x1_0"),

@@ -7,7 +7,7 @@ entries), so whatever is united with 0 is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -31,15 +31,20 @@ class IdSpace:
 
     def fresh(self, count: int, owner: object) -> np.ndarray:
         """`count` new ids that belong to `owner`."""
-        start, self.size = self.size, self.size + count
+        return self.fresh_lines([count], [owner])
+
+    def fresh_lines(self, counts: Sequence[int], owners: Sequence[object]) -> np.ndarray:
+        """New ids for several owners, one line after the other."""
+        start, self.size = self.size, self.size + sum(counts)
         if self.size > len(self._parent):
             grown = max(self.size, 2 * len(self._parent))
             self._parent = np.resize(self._parent, grown)
             self._owner = np.resize(self._owner, grown)
         ids = np.arange(start, self.size, dtype=np.int64)
         self._parent[start : self.size] = ids
-        self._owner[start : self.size] = len(self.owners)
-        self.owners.append(owner)
+        first = len(self.owners)
+        self._owner[start : self.size] = np.repeat(np.arange(first, first + len(owners)), counts)
+        self.owners.extend(owners)
         return ids
 
     def find(self, ids: np.ndarray) -> np.ndarray:

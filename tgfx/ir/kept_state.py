@@ -25,6 +25,8 @@ class KeptState:
 
     def before(self, func: Any, args: tuple, kwargs: dict) -> None:
         """To be told of every call before it is made."""
+        if not self._own:
+            return
         written = written_by(func, args, kwargs)
         memories = self._own if written is None else map(memory_of, written)
         for memory in memories:
