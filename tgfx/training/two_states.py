@@ -26,6 +26,7 @@ SURE = 1.0  # standard errors, on either side
 SHARE = 0.1  # of the steps so far that the means remember
 SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
 FORETOLD = 4.0  # steps that the gradient foretold for a moved gate counts for
+SOON = 3  # steps after a move in which the gradient's distance from its mean is no noise
 WAIT = 8  # steps in a state before its mean gradient is compared with that of the other
 ENOUGH = 16  # gates that have moved, before the curvature's scale is taken from them
 FADE = 0.98  # by which older moves count less, for each step that has new ones
@@ -62,10 +63,12 @@ class TwoStates:
         self.count += 1
         self.since += 1
         gap = gradient - self.mean
+        # a gap from a mean of n batches is that much wider than one from the truth; from a foretold mean it is none
+        spread = gap.square() * (1 - 1 / self.count.clamp(max=2 * self.memory))
+        told = (self.since > SOON) if self.seen > SOON else self.count > 1
+        rate = 1 / min(max(self.seen - 1.0, 1.0), self.memory)
+        self.variance = torch.where(told, self.variance + rate * (spread - self.variance), self.variance)
         self.mean += gap / self.count.clamp(max=self.memory)
-        # the first gap of a state is from a foretold mean, and the very first from none
-        spread = gap.square() if self.seen > 1 else torch.zeros_like(gap)
-        self.variance += (spread - self.variance) / min(max(self.seen - 1, 1), self.memory)
         self.after += (gradient - self.after) / self.since.clamp(max=self.memory)
         self._compare()
         return True
