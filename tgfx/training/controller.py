@@ -6,6 +6,8 @@ the derivative at one of them, and both terms are divided by what the gate costs
 number for all gates, the multiplier λ, and the λ that meets the target can be solved for instead of tuned:
 
     w ← rise of the loss when closed / marginal cost − λ,      open where w > 0
+
+Where the weights are frozen, closed gates may come back, a few at a time (tgfx.training.two_states).
 """
 
 from __future__ import annotations
