@@ -40,6 +40,7 @@ SAMPLES = 32  # batch size to assume where it cannot be seen (a compiled model)
 FLOOR = 0.02  # share of every group that stays open
 ROUNDS = 8  # tries to balance several budgets at one update
 NEAR = 0.005  # of the target, good enough
+NEAREST = 1e-3  # to the threshold, for a latent weight
 GAIN = 8.0  # how strongly a budget that is more than met loses weight
 SWAPS = 0.01  # share of the gates that may come back at one update, at first, where the weights are frozen
 STALL = 50  # steps without any gradient after which to warn
@@ -211,13 +212,13 @@ def latent(scores: Tensor, opened: Tensor, *, cells: float = 1e5) -> Tensor:
     """Latent weights in the order of the scores, of size about 1, positive exactly where a gate is open.
 
     A closed gate hands its gradient on by the tiny value s(w) of its cell of width 1/M: a zero would not pass a relu.
-    So closed gates stand in the middle of their cells, and no further out than float32 can tell it from the edge.
+    So at either limit a closed gate stands in the middle of a cell, and float32 can tell that from the cell's edge.
     """
     centred = scores - (scores[opened].min() if bool(opened.any()) else scores.max())
     scale = centred.abs().median().clamp(min=1e-30)
-    distance = (centred.abs() / scale).clamp(min=1e-3, max=1e3)
-    middle = ((distance.clamp(max=2**22 / cells) * cells).floor() + 0.5) / cells
-    return torch.where(opened, distance, -middle)
+    distance = centred.abs() / scale
+    near, far = (math.floor(NEAREST * cells) + 0.5) / cells, (2**20 + 0.5) / cells
+    return torch.where(opened, distance.clamp(min=NEAREST, max=1e3), -distance.clamp(min=near, max=far))
 
 
 def cells(gated: GatedModule) -> float:
