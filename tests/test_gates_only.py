@@ -92,11 +92,14 @@ def watched(evidence: Evidence | TwoStates, *, steps: int = 300, samples: int = 
     return h * (best - 0.5), opened
 
 
-def test_the_scale_of_the_curvature_is_learned_from_gates_that_move() -> None:
+def test_the_size_of_the_curvature_is_learned_from_gates_that_move() -> None:
     evidence = TwoStates(400)
-    assert evidence.scale == 1.0
     watched(evidence)
-    assert 0.07 < evidence.scale < 0.13
+    found = float(evidence.curvature().mean())
+    assert 0.5 < found < 0.7  # 0.6 in truth; the mean square of the gradient is 6.1
+    evidence.variance *= 9  # a larger loss has larger gradients, but need not be more curved
+    evidence.mean *= 3
+    assert float(evidence.curvature().mean()) == pytest.approx(found, rel=1e-9)
 
 
 def test_both_states_of_a_gate_tell_the_same() -> None:

@@ -8,10 +8,9 @@ As in tgfx.training.evidence the rise of the loss is seen from the state that a 
 but frozen weights allow, and ask for, more. Nothing repairs a wrong choice, so closed gates must be able to come back,
 and the model moves only when gates move, so means may remember more. Three things differ:
 
-- The size of h is measured. The mean square of the gradient tells the gates' curvatures apart, but is too large where
-  the loss is far from its minimum, and on another scale where the loss is no likelihood (a squared error). When a gate
-  moves, its gradient before and after differs by h: one factor for all gates, the sum of these differences over the
-  sum of the squares, puts it right.
+- The size of h is measured. The mean square of the gradient tells the gates' curvatures apart, but it grows with the
+  loss, and is on another scale where the loss is no likelihood (a squared error). When a gate moves, its gradient
+  before and after differs by h: the mean of these differences, for a gate of average mean square, is the size of all.
 - The mean of g is of one state. When its gate moves it goes on from what h foretells.
 - A gate counts for more than it seems, by its standard error, in the state that it is in. Gates change places where
   that is surely better, and not by chance.
@@ -22,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SURE = 1.0  # standard errors, on either side
+SURE = 0.5  # standard errors, on either side
 SHARE = 0.1  # of the steps so far that the means remember
 SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
 FORETOLD = 4.0  # steps that the gradient foretold for a moved gate counts for
@@ -38,7 +37,7 @@ class TwoStates:
     def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
         self.seen = 0
         self.samples = 1
-        self.scale = 1.0
+        self.size = 0.0  # curvature of a gate of average mean square; 0 until it has been measured
 
         def zeros() -> Tensor:
             return torch.zeros(size, dtype=torch.float64, device=device)
@@ -47,7 +46,7 @@ class TwoStates:
         self.since, self.before, self.after = zeros(), zeros(), zeros()
         self.opened = torch.ones(size, dtype=torch.bool, device=device)
         self.compared = torch.ones(size, dtype=torch.bool, device=device)  # or there is nothing to compare
-        self.moves = torch.zeros(3, dtype=torch.float64)  # gates, sum of differences, sum of squares
+        self.moves = torch.zeros(3, dtype=torch.float64)  # gates, sums of differences and of relative squares
 
     @property
     def memory(self) -> float:
@@ -95,7 +94,13 @@ class TwoStates:
         return torch.where(opened, here, -here) - self.mean
 
     def curvature(self) -> Tensor:
-        return self.scale * self._squares()
+        squares = self._squares()
+        return self.size * _relative(squares) if self._measured else squares
+
+    @property
+    def _measured(self) -> bool:
+        gates, _, squares = self.moves.tolist()
+        return gates >= ENOUGH and squares > 0
 
     def _squares(self) -> Tensor:
         """Mean square of the gradient over single samples: over batches of n, n times the variance, and g²."""
@@ -107,23 +112,27 @@ class TwoStates:
         if not bool(ready.any()):
             return
         sign = torch.where(self.opened[ready], 1.0, -1.0)
+        relative = _relative(self._squares())
         found = torch.stack(
-            [ready.sum().double(), (sign * (self.after - self.before)[ready]).sum(), self._squares()[ready].sum()]
+            [ready.sum().double(), (sign * (self.after - self.before)[ready]).sum(), relative[ready].sum()]
         )
         self.compared |= ready
         self.moves = FADE * self.moves + found.cpu()
-        gates, differences, squares = self.moves.tolist()
-        if gates >= ENOUGH and squares > 0:
-            self.scale = max(0.0, differences / squares)
+        if self._measured:
+            self.size = max(0.0, float(self.moves[1] / self.moves[2]))
 
     def state_dict(self) -> dict[str, object]:
-        own = {"seen": self.seen, "samples": self.samples, "scale": self.scale}
+        own = {"seen": self.seen, "samples": self.samples, "size": self.size}
         return {**own, **{name: getattr(self, name).clone() for name in _TENSORS}}
 
     def load_state_dict(self, state: dict) -> None:
-        self.seen, self.samples, self.scale = state["seen"], state["samples"], state["scale"]
+        self.seen, self.samples, self.size = state["seen"], state["samples"], state["size"]
         for name in _TENSORS:
             getattr(self, name).copy_(state[name])
+
+
+def _relative(squares: Tensor) -> Tensor:
+    return squares / squares.mean().clamp(min=1e-300)
 
 
 _TENSORS = ("mean", "variance", "count", "since", "before", "after", "opened", "compared", "moves")
