@@ -53,8 +53,11 @@ class Batches:
         for index in range(len(self)):
             chosen = order[index * self.size : (index + 1) * self.size]
             pixels = self.images.pixels[chosen].float().div_(255)
+            # shifted before they are normalised: the border is black, as in the usual training of these models,
+            # and batch norm's statistics depend on it
+            pixels = _moved(pixels, draws) if self.augment else pixels
             pixels = (pixels - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
-            yield (_moved(pixels, draws) if self.augment else pixels), self.images.labels[chosen]
+            yield pixels, self.images.labels[chosen]
 
 
 def load(folder: Path) -> tuple[Images, Images]:

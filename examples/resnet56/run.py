@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,34 @@ def accuracy(model: nn.Module, images: data.Images) -> float:
     return right / len(images)
 
 
+def matched(original: nn.Module) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """The loss for frozen weights: half the squared distance to what the original model says, without labels.
+
+    A trained model is right about nearly all it was trained on, so the labels tell little of what a channel is worth.
+    """
+    original = copy.deepcopy(original).eval().requires_grad_(False)
+
+    def step(gated: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = original(batch[0])
+        return (gated(batch[0]) - wanted).square().sum(1).mean() / 2
+
+    return step
+
+
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     began = time.time()
-    loader = data.Batches(train, BATCH if not options.quick else 32, augment=True, seed=options.seed)
+    loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
     whole = accuracy(model, test)
     gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
+    matching = options.loss == "match" or (options.loss is None and options.train == "gates")
     result = tgfx.fit(
         gated,
         loader,
-        F.cross_entropy,
+        None if matching else F.cross_entropy,
+        training_step=matched(model) if matching else None,
         budget={"flops": options.budget},
         steps=options.steps or round(options.epochs * len(loader)),
         train=options.train,
@@ -84,7 +101,9 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         "train": options.train,
         "rule": options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}",
         "budget": options.budget,
+        "loss": "match" if matching else "labels",
         "steps": result.steps,
+        "batch": options.batch,
         "seed": options.seed,
         "flops": gated.ratio("flops").item(),
         "params": gated.ratio("params").item(),
@@ -132,6 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--gate-lr", type=float)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument(
+        "--loss", choices=("labels", "match"), help="default: match (the model's own answers) for gates"
+    )
     parser.add_argument("--compact-every", type=int)
     parser.add_argument("--recalibrate", type=int, default=0, help="gates only: batches to measure batch norm with")
     parser.add_argument("--seed", type=int, default=0)

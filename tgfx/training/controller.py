@@ -6,6 +6,8 @@ the derivative at one of them, and both terms are divided by what the gate costs
 number for all gates, the multiplier λ, and the λ that meets the target can be solved for instead of tuned:
 
     w ← rise of the loss when closed / marginal cost − λ,      open where w > 0
+
+Where the weights are frozen, closed gates may come back, a few at a time (tgfx.training.two_states).
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from tgfx.errors import BudgetError, InputError
 from tgfx.training.evidence import Evidence
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
-from tgfx.training.selection import Prices, all_open, cheapest, close_worst, land, protected
+from tgfx.training.selection import Prices, all_open, best_closed, cheapest, close_worst, land, protected
 from tgfx.training.stops import choose_at, fast_stops
-from tgfx.training.vectors import gate_gradients, gate_weights, set_gate_weights_
+from tgfx.training.two_states import TwoStates
+from tgfx.training.vectors import gate_gradients, gate_weights, movable, set_gate_weights_
 from tgfx.training.watcher import StepWatcher, weakly
 
 if TYPE_CHECKING:
@@ -37,7 +40,9 @@ SAMPLES = 32  # batch size to assume where it cannot be seen (a compiled model)
 FLOOR = 0.02  # share of every group that stays open
 ROUNDS = 8  # tries to balance several budgets at one update
 NEAR = 0.005  # of the target, good enough
+NEAREST = 1e-3  # to the threshold, for a latent weight
 GAIN = 8.0  # how strongly a budget that is more than met loses weight
+SWAPS = 0.01  # share of the gates that may come back at one update, at first, where the weights are frozen
 STALL = 50  # steps without any gradient after which to warn
 
 
@@ -56,7 +61,9 @@ class BudgetController(StepWatcher):
         schedule: Schedule | None = None,
         floor: float = FLOOR,
         batch_size: int | None = None,
+        weights_frozen: bool | None = None,
     ) -> None:
+        """`weights_frozen`: nothing but gates is trained; by default, if no weight asks for a gradient."""
         super().__init__(gated, budget, schedule or Schedule(steps))
         if not 0 <= floor <= 1:
             raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
@@ -67,8 +74,14 @@ class BudgetController(StepWatcher):
         self.batch_size = batch_size
         self.every = max(1, self.schedule.steps // UPDATES)
         device = next(iter(gated.gates.values())).weight.device
+        self.weights_frozen = all_frozen(gated) if weights_frozen is None else weights_frozen
         memory = max(4.0, 0.05 * self.schedule.steps)
-        self.evidence = Evidence(gated.facts.coupling.slots, memory=min(memory, 200.0), device=device)
+        size = gated.facts.coupling.slots
+        self.evidence: Evidence | TwoStates = (
+            TwoStates(size, device=device)
+            if self.weights_frozen
+            else Evidence(size, memory=min(memory, 200.0), device=device)
+        )
         self._before: Tensor | None = None
         self._ranks = Ranks()
         self._samples = 0
@@ -137,6 +150,8 @@ class BudgetController(StepWatcher):
 
     def _watch(self) -> None:
         gradient = gate_gradients(self.gated)
+        if isinstance(self.evidence, TwoStates):
+            self.evidence.moved(self._opened())
         samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
         samples = self._ranks.total(self.gated, samples)
         useful = gradient is not None and bool(gradient.any()) and self.evidence.update(gradient, samples)
@@ -151,7 +166,7 @@ class BudgetController(StepWatcher):
     def _chosen(self, targets: Mapping[str, float], *, exactly: bool) -> Tensor:
         """New latent weights: score minus λ."""
         gated, prices = self.gated, Prices(self.gated)
-        opened = torch.from_numpy(gated.open_slots()).to(self.evidence.mean.device)
+        opened = self._opened()
         rise = self.evidence.rise(opened)
         start = all_open(gated, opened.device)
         marginals = {kind: prices.marginal(kind, opened) for kind in targets}
@@ -160,8 +175,12 @@ class BudgetController(StepWatcher):
             price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
             scores = rise / price.clamp(min=1e-12)
             if stops is None:
-                keep = protected(gated, scores, self.floor)
-                chosen, threshold = close_worst(prices, scores, start, keep, targets)
+                candidates, ranked = start, scores
+                if self.weights_frozen:
+                    candidates = start & (opened | best_closed(scores, start & ~opened, self._swaps()))
+                    ranked = scores.where(candidates, -math.inf)  # what stays closed fills no floor
+                keep = protected(gated, ranked, self.floor)
+                chosen, threshold = close_worst(prices, ranked, candidates, keep, targets)
             else:
                 chosen, threshold = choose_at(gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
@@ -171,7 +190,15 @@ class BudgetController(StepWatcher):
         if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
-        return self._ranks.agree(gated, latent(scores, chosen))
+        return self._ranks.agree(gated, latent(scores, chosen, cells=cells(gated)))
+
+    def _opened(self) -> Tensor:
+        return torch.from_numpy(self.gated.open_slots()).to(self.evidence.mean.device)
+
+    def _swaps(self) -> int:
+        """How many closed gates may open now: single moves are foretold well, many at once are not."""
+        left = max(0.0, 1 - self.taken / max(1.0, self.schedule.hold * self.schedule.steps))
+        return max(1, round(SWAPS * left * int(movable(self.gated).sum())))
 
     def _balance(self, gaps: Mapping[str, float]) -> None:
         """Several budgets: one that is more than met weighs less, so that the others need not overshoot it."""
@@ -181,12 +208,27 @@ class BudgetController(StepWatcher):
         self._pressure = {kind: max(value / most, 1e-6) for kind, value in self._pressure.items()}
 
 
-def latent(scores: Tensor, opened: Tensor) -> Tensor:
-    """Latent weights in the order of the scores, of size about 1, positive exactly where a gate is open."""
+def latent(scores: Tensor, opened: Tensor, *, cells: float = 1e5) -> Tensor:
+    """Latent weights in the order of the scores, of size about 1, positive exactly where a gate is open.
+
+    A closed gate hands its gradient on by the tiny value s(w) of its cell of width 1/M: a zero would not pass a relu.
+    So at either limit a closed gate stands in the middle of a cell, and float32 can tell that from the cell's edge.
+    """
     centred = scores - (scores[opened].min() if bool(opened.any()) else scores.max())
     scale = centred.abs().median().clamp(min=1e-30)
-    distance = (centred.abs() / scale).clamp(min=1e-3, max=1e3)
-    return torch.where(opened, distance, -distance)
+    distance = centred.abs() / scale
+    near, far = (math.floor(NEAREST * cells) + 0.5) / cells, (2**20 + 0.5) / cells
+    return torch.where(opened, distance.clamp(min=NEAREST, max=1e3), -distance.clamp(min=near, max=far))
+
+
+def cells(gated: GatedModule) -> float:
+    """M of the gates, the finest where they differ."""
+    return max((gate.settings.M for gate in gated.gates.values() if hasattr(gate, "settings")), default=1e5)
+
+
+def all_frozen(gated: GatedModule) -> bool:
+    own = {id(gate.weight) for gate in gated.gates.values()}
+    return not any(p.requires_grad for p in gated.parameters() if id(p) not in own)
 
 
 def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0) -> None:

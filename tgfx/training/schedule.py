@@ -25,8 +25,8 @@ class Schedule:
 
     @staticmethod
     def for_gates(steps: int) -> Schedule:
-        """Where the weights stay as they are there is nothing to settle: gates move almost to the end."""
-        return Schedule(steps, close=0.7, hold=0.95)
+        """Where the weights stay as they are there is nothing to settle: gates change places almost to the end."""
+        return Schedule(steps, close=0.6, hold=0.95)
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:

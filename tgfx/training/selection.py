@@ -106,6 +106,14 @@ def close_worst(
     return opened, threshold
 
 
+def best_closed(scores: Tensor, closed: Tensor, count: int) -> Tensor:
+    """The `count` best of the closed gates."""
+    best = torch.zeros_like(closed)
+    indices = scores.where(closed, -math.inf).topk(min(count, int(closed.sum()))).indices
+    best[indices] = True
+    return best
+
+
 def land(prices: Prices, opened: Tensor, scores: Tensor, targets: Mapping[str, float]) -> Tensor:
     """Open the best of the closed that still fit, one by one, so that the budget is used up."""
     opened = opened.clone()

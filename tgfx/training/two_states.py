@@ -1,0 +1,138 @@
+"""What a gate is worth where only gates are trained: evidence from both of its states, corrected as gates move.
+
+As in tgfx.training.evidence the rise of the loss is seen from the state that a gate is in,
+
+    loss(closed) − loss(open) ≈ ½·h − g      seen from the open gate
+                              ≈ −½·h − g     seen from the closed one
+
+but frozen weights allow, and ask for, more. Nothing repairs a wrong choice, so closed gates must be able to come back,
+and the model moves only when gates move, so means may remember more. Three things differ:
+
+- The size of h is measured. The mean square of the gradient tells the gates' curvatures apart, but it grows with the
+  loss, and is on another scale where the loss is no likelihood (a squared error). When a gate moves, its gradient
+  before and after differs by h: the mean of these differences, for a gate of average mean square, is the size of all.
+- The mean of g is of one state. When its gate moves it goes on from what h foretells.
+- A gate counts for more than it seems, by its standard error, in the state that it is in. Gates change places where
+  that is surely better, and not by chance.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SURE = 0.5  # standard errors, on either side
+SHARE = 0.1  # of the steps so far that the means remember
+SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
+FORETOLD = 4.0  # steps that the gradient foretold for a moved gate counts for
+SOON = 3  # steps after a move in which the gradient's distance from its mean is no noise
+WAIT = 8  # steps in a state before its mean gradient is compared with that of the other
+ENOUGH = 16  # gates that have moved, before the curvature's scale is taken from them
+FADE = 0.98  # by which older moves count less, for each step that has new ones
+
+
+class TwoStates:
+    """Running means over batches, per gate and of the state that it is in. It has the methods of `Evidence`."""
+
+    def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
+        self.seen = 0
+        self.samples = 1
+        self.size = 0.0  # curvature of a gate of average mean square; 0 until it has been measured
+
+        def zeros() -> Tensor:
+            return torch.zeros(size, dtype=torch.float64, device=device)
+
+        self.mean, self.variance, self.count = zeros(), zeros(), zeros()
+        self.since, self.before, self.after = zeros(), zeros(), zeros()
+        self.opened = torch.ones(size, dtype=torch.bool, device=device)
+        self.compared = torch.ones(size, dtype=torch.bool, device=device)  # or there is nothing to compare
+        self.moves = torch.zeros(3, dtype=torch.float64)  # gates, sums of differences and of relative squares
+
+    @property
+    def memory(self) -> float:
+        return min(max(SHARE * self.seen, SHORTEST), LONGEST)
+
+    def update(self, gradient: Tensor, samples: int) -> bool:
+        """Take in the gradient of a batch of `samples`; False if it is not finite, and then nothing changes."""
+        gradient = gradient.to(self.mean)
+        if not bool(gradient.isfinite().all()):
+            return False
+        self.seen += 1
+        self.samples = samples
+        self.count += 1
+        self.since += 1
+        gap = gradient - self.mean
+        # a gap from a mean of n batches is that much wider than one from the truth; from a foretold mean it is none
+        spread = gap.square() * (1 - 1 / self.count.clamp(max=2 * self.memory))
+        told = (self.since > SOON) if self.seen > SOON else self.count > 1
+        rate = 1 / min(max(self.seen - 1.0, 1.0), self.memory)
+        self.variance = torch.where(told, self.variance + rate * (spread - self.variance), self.variance)
+        self.mean += gap / self.count.clamp(max=self.memory)
+        self.after += (gradient - self.after) / self.since.clamp(max=self.memory)
+        self._compare()
+        return True
+
+    def moved(self, opened: Tensor) -> None:
+        """The gates are as in `opened` from now on."""
+        changed = opened != self.opened
+        if not bool(changed.any()):
+            return
+        change = torch.where(opened, 1.0, -1.0) * self.curvature()
+        self.compared = torch.where(changed, self.since < WAIT, self.compared)
+        self.before = torch.where(changed, self.after, self.before)
+        self.mean = torch.where(changed, self.mean + change, self.mean)
+        self.count = torch.where(changed, self.count.clamp(max=FORETOLD), self.count)
+        self.since = self.since.masked_fill(changed, 0.0)
+        self.after = self.after.masked_fill(changed, 0.0)
+        self.opened = opened.clone()
+
+    def rise(self, opened: Tensor) -> Tensor:
+        """Loss with the gate closed minus loss with it open, in favour of the state that the gate is in."""
+        steps = self.count.clamp(min=1.0, max=max(1.0, 2 * self.memory - 1))
+        error = (self.variance / steps).sqrt()
+        here = self.curvature() / 2 + SURE * error
+        return torch.where(opened, here, -here) - self.mean
+
+    def curvature(self) -> Tensor:
+        squares = self._squares()
+        return self.size * _relative(squares) if self._measured else squares
+
+    @property
+    def _measured(self) -> bool:
+        gates, _, squares = self.moves.tolist()
+        return gates >= ENOUGH and squares > 0
+
+    def _squares(self) -> Tensor:
+        """Mean square of the gradient over single samples: over batches of n, n times the variance, and g²."""
+        return self.samples * self.variance + self.mean.square()
+
+    def _compare(self) -> None:
+        """Gates that moved WAIT steps ago: what they tell of the curvature."""
+        ready = (self.since >= WAIT) & ~self.compared
+        if not bool(ready.any()):
+            return
+        sign = torch.where(self.opened[ready], 1.0, -1.0)
+        relative = _relative(self._squares())
+        found = torch.stack(
+            [ready.sum().double(), (sign * (self.after - self.before)[ready]).sum(), relative[ready].sum()]
+        )
+        self.compared |= ready
+        self.moves = FADE * self.moves + found.cpu()
+        if self._measured:
+            self.size = max(0.0, float(self.moves[1] / self.moves[2]))
+
+    def state_dict(self) -> dict[str, object]:
+        own = {"seen": self.seen, "samples": self.samples, "size": self.size}
+        return {**own, **{name: getattr(self, name).clone() for name in _TENSORS}}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.seen, self.samples, self.size = state["seen"], state["samples"], state["size"]
+        for name in _TENSORS:
+            getattr(self, name).copy_(state[name])
+
+
+def _relative(squares: Tensor) -> Tensor:
+    return squares / squares.mean().clamp(min=1e-300)
+
+
+_TENSORS = ("mean", "variance", "count", "since", "before", "after", "opened", "compared", "moves")
