@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tgfx.ir.writes import is_plain
+
 aten = torch.ops.aten
 # below, computing is as fast
 LEAST_PRODUCTS = 100_000
@@ -24,7 +26,7 @@ def product(func: Any, args: tuple) -> torch.Tensor | None:
         return None
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     dtype = tensors[0].dtype
-    if dtype not in _FLOATS or any(not _plain(t) or t.dtype != dtype for t in tensors):
+    if dtype not in _FLOATS or any(not is_plain(t) or t.dtype != dtype for t in tensors):
         return None
     found = sizer(*args)
     return torch.empty(found[0], dtype=dtype) if found is not None and found[1] >= LEAST_PRODUCTS else None
@@ -33,7 +35,7 @@ def product(func: Any, args: tuple) -> torch.Tensor | None:
 def passed_on(func: Any, args: tuple, kwargs: dict) -> Any:
     """What an operator makes of hollow operands; None if it has to be run on whatever is in them."""
     tensors = _tensors(args)
-    if not all(map(_plain, tensors)) or max(t.numel() for t in tensors) < LEAST_NUMBERS:
+    if not all(map(is_plain, tensors)) or max(t.numel() for t in tensors) < LEAST_NUMBERS:
         return None
     if func in _RULES:
         return _RULES[func](*args, **kwargs)
@@ -147,11 +149,6 @@ _RULES: dict[Any, Any] = {
     aten.hardswish.default: _clone,
     aten.hardswish_.default: lambda x: x,
 }
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_inference()
 
 
 def _tensors(args: tuple) -> list[torch.Tensor]:

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
-from tgfx.ir.writes import memory_of, written_by
+from tgfx.ir.writes import has_memory, memory_of, written_by
 
 
 class KeptState:
@@ -17,7 +16,7 @@ class KeptState:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._own: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
-            if _has_memory(tensor):
+            if has_memory(tensor):
                 same = self._own.setdefault(memory_of(tensor), [])
                 if not any(tensor is other for other in same):
                     same.append(tensor)
@@ -40,7 +39,3 @@ class KeptState:
                     if not torch.equal(tensor, values):
                         tensor.copy_(values)
         self._before.clear()
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided

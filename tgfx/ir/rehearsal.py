@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.ir import hollow
 from tgfx.ir.kept_state import KeptState
-from tgfx.ir.writes import memory_of, written_by
+from tgfx.ir.recording import Recording
+from tgfx.ir.writes import has_memory, memory_of, written_by
 
 MOST_BYTES = 1 << 30  # of results that had to be computed
 
@@ -43,9 +43,9 @@ class Rehearsal:
         self._hollow: set[int] = set()  # memory that holds no true numbers
         self._room = MOST_BYTES
 
-    def recording(self, state: KeptState) -> TorchDispatchMode:
+    def recording(self, state: KeptState) -> Recording:
         """The mode for the first run; `state` is told what is written to."""
-        return _Recording(self, state)
+        return Recording(self, state)
 
     def first_call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         result = self._result(func, args, kwargs)
@@ -68,7 +68,7 @@ class Rehearsal:
         return self._next == len(self._calls) and _same(first, second)
 
     def is_hollow(self, tensor: torch.Tensor) -> bool:
-        return _has_memory(tensor) and memory_of(tensor) in self._hollow
+        return has_memory(tensor) and memory_of(tensor) in self._hollow
 
     def clear(self) -> None:
         self._calls.clear()
@@ -97,28 +97,13 @@ class Rehearsal:
         written = written_by(func, args, kwargs)
         if written is None:
             raise RehearsalEndedError(f"{func} is not known")
-        self._hollow.update(map(memory_of, filter(_has_memory, (*written, *_tensors((result,), {})))))
+        self._hollow.update(map(memory_of, filter(has_memory, (*written, *_tensors((result,), {})))))
         return result
 
     def _take_room(self, result: Any) -> None:
-        self._room -= sum(t.nbytes for t in _tensors((result,), {}) if _has_memory(t))
+        self._room -= sum(t.nbytes for t in _tensors((result,), {}) if has_memory(t))
         if self._room < 0:
             raise RehearsalEndedError("too much to keep")
-
-
-class _Recording(TorchDispatchMode):
-    def __init__(self, rehearsal: Rehearsal, state: KeptState) -> None:
-        super().__init__()
-        self.rehearsal, self.state = rehearsal, state
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it costs more than the call
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        self.state.before(func, args, kwargs)
-        return self.rehearsal.first_call(func, args, kwargs)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -136,15 +121,11 @@ def _same(a: Any, b: Any) -> bool:
 
 def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
-        _has_memory(a) and _has_memory(b)
+        has_memory(a) and has_memory(b)
         and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
         and a.storage_offset() == b.storage_offset() and memory_of(a) == memory_of(b)
         and a.is_conj() == b.is_conj() and a.is_neg() == b.is_neg()
     )  # fmt: skip
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.ir.kept_state import KeptState
-from tgfx.ir.writes import memory_of, written_by
+from tgfx.ir.recording import Recording
+from tgfx.ir.writes import is_plain, memory_of, written_by
 
 aten = torch.ops.aten
 COSTLY = frozenset(
@@ -53,9 +53,16 @@ class Remembered:
         self._of_memory: dict[int, list[_Answer]] = {}
         self._room = MOST_BYTES
 
-    def recording(self, state: KeptState) -> TorchDispatchMode:
+    def recording(self, state: KeptState) -> Recording:
         """While this mode is on, calls of costly operators are kept, and `state` is told what is written to."""
-        return _Recording(self, state)
+        return Recording(self, state)
+
+    def first_call(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        value = func(*args, **kwargs)
+        self.note_writes(func, args, kwargs)
+        if func in COSTLY:
+            self.keep(func, args, kwargs, value)
+        return value
 
     def call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """func(*args, **kwargs), remembered where that is known to be the same."""
@@ -70,7 +77,7 @@ class Remembered:
     def keep(self, func: Any, args: tuple, kwargs: dict, value: Any) -> None:
         operands = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         outputs = [value] if isinstance(value, torch.Tensor) else [v for v in value if isinstance(v, torch.Tensor)]
-        if not _repeats(func, args) or not all(map(_can_be_kept, (*operands, *outputs))):
+        if not _repeats(func, args) or not all(map(is_plain, (*operands, *outputs))):
             return
         self._room -= sum(t.nbytes for t in (*operands[:1], *outputs))
         if self._room < 0:
@@ -106,25 +113,6 @@ class Remembered:
         return None
 
 
-class _Recording(TorchDispatchMode):
-    def __init__(self, remembered: Remembered, state: KeptState) -> None:
-        super().__init__()
-        self.remembered, self.state = remembered, state
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it costs more than the call
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        self.state.before(func, args, kwargs)
-        value = func(*args, **kwargs)
-        self.remembered.note_writes(func, args, kwargs)
-        if func in COSTLY:
-            self.remembered.keep(func, args, kwargs, value)
-        return value
-
-
 def _key(func: Any, args: tuple, kwargs: dict) -> tuple:
     """What a call is made of but for the numbers in its tensors."""
     return (func, *map(_plain, args), *kwargs, *map(_plain, kwargs.values()))
@@ -141,15 +129,10 @@ def _repeats(func: Any, args: tuple) -> bool:
     return func is not _ATTENTION or len(args) < 4 or not args[3]
 
 
-def _can_be_kept(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_inference()
-
-
 def _same(tensor: torch.Tensor, stamp: Stamp) -> bool:
     """Whether `tensor` holds, bit by bit, what the stamped one held."""
     other, version = stamp
-    if other._version != version or not _can_be_kept(tensor):
+    if other._version != version or not is_plain(tensor):
         return False
     if tensor.shape != other.shape or tensor.stride() != other.stride() or tensor.dtype != other.dtype:
         return False

@@ -1,4 +1,4 @@
-"""Which of its arguments an ATen operator writes to."""
+"""Which of its arguments an ATen operator writes to, and what memory a tensor has."""
 
 from __future__ import annotations
 
@@ -42,3 +42,13 @@ def _writers(func: Any) -> Iterable[Callable]:
 def memory_of(tensor: torch.Tensor) -> int:
     """The same number for all tensors that share memory."""
     return tensor.untyped_storage()._cdata
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is torch's own kind of tensor, with a storage that may be shared."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Memory on the CPU that keeps count of writes to it."""
+    return has_memory(tensor) and tensor.device.type == "cpu" and not tensor.is_inference()
