@@ -117,6 +117,19 @@ def test_resumes_from_the_trainers_checkpoint(gated: tgfx.GatedModule, tmp_path:
         promises.assert_close(found, expected, 1e-6, name)
 
 
+def test_gets_smaller_while_training_and_resumes_small(gated: tgfx.GatedModule, tmp_path: Path) -> None:
+    twin, whole = copy.deepcopy(gated), sum(p.numel() for p in gated.parameters())
+    saving = {"save_strategy": "steps", "save_steps": 16}
+    trainer(gated, GateCallback({"flops": 0.5}, compact_every=4), tmp_path, **saving).train()
+    assert sum(p.numel() for p in gated.parameters()) < whole
+    promises.budget_is_used_up(gated, "flops", 0.5)
+    callback = GateCallback({"flops": 0.5}, compact_every=4)
+    trainer(twin, callback, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
+    assert callback.controller is not None and callback.controller.taken == 20
+    for (name, expected), found in zip(gated.state_dict().items(), twin.state_dict().values(), strict=True):
+        promises.assert_close(found, expected, 1e-6, name)
+
+
 def test_resuming_without_the_state_is_an_error(gated: tgfx.GatedModule, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 8}
     trainer(gated, GateCallback({"flops": 0.5}), tmp_path, **saving).train()

@@ -58,9 +58,9 @@ class Task(lightning.LightningModule):
         return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
 
 
-def loader() -> DataLoader:
+def loader(dtype: torch.dtype = torch.float32) -> DataLoader:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(48, 1, 6, 6, generator=generator)
+    x = torch.randn(48, 1, 6, 6, generator=generator).to(dtype)
     return DataLoader(TensorDataset(x, torch.randint(0, 4, (48,), generator=generator)), batch_size=8)
 
 
@@ -109,6 +109,45 @@ def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
     assert callback.controller is not None and callback.controller.taken == 30
     for (name, expected), found in zip(gated.state_dict().items(), twin.state_dict().values(), strict=True):
         assert torch.equal(found, expected), name
+
+
+def test_gets_smaller_while_training_and_resumes_small(tmp_path: Path) -> None:
+    gated = gated_net()
+    twin, plain = copy.deepcopy(gated), copy.deepcopy(gated)
+    keep = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, filename="{epoch}")
+    small = GateCallback({"flops": 0.5}, compact_every=4, patience=1)
+    whole = dict(plain.named_parameters())["first.weight"].numel()
+    trainer(small, keep, enable_checkpointing=True).fit(Task(gated), loader())
+    assert gated.get_parameter("first.weight").numel() < whole
+    assert gated.ratio("flops").item() <= 0.5
+    checkpoint = tmp_path / "epoch=3.ckpt"
+    saved = torch.load(checkpoint, weights_only=False)["state_dict"]
+    assert saved["net.first.weight"].numel() < whole  # this one was taken from a model that was already smaller
+    callback = GateCallback({"flops": 0.5}, compact_every=4, patience=1)
+    trainer(callback).fit(Task(twin), loader(), ckpt_path=checkpoint, weights_only=False)
+    for (name, expected), found in zip(gated.state_dict().items(), twin.state_dict().values(), strict=True):
+        assert torch.equal(found, expected), name
+    with pytest.raises(RuntimeError, match="size mismatch"):  # a callback that compacts nothing leaves the model whole
+        trainer(GateCallback({"flops": 0.5})).fit(Task(plain), loader(), ckpt_path=checkpoint, weights_only=False)
+
+
+def test_compaction_changes_nothing_but_the_size() -> None:
+    gated = gated_net().double()
+    twin = copy.deepcopy(gated)
+    data = loader(torch.float64)
+    trainer(GateCallback({"flops": 0.5})).fit(Task(gated), data)
+    callback = GateCallback({"flops": 0.5}, compact_every=1, patience=100)  # nothing is closed long enough
+    trainer(callback).fit(Task(twin), data)
+    assert (twin.open_slots() == gated.open_slots()).all()
+    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        promises.assert_close(twin.eval()(x), gated.eval()(x), 1e-12, "output")
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_odd_compaction_steps(every: Any) -> None:
+    with pytest.raises(InputError, match="compact_every"):
+        GateCallback({"flops": 0.5}, compact_every=every)
 
 
 def test_training_that_ends_early_lands_on_the_budget() -> None:

@@ -22,6 +22,7 @@ import torch
 from tgfx.budget import Budget
 from tgfx.errors import MissingPackageError, TrainingError
 from tgfx.training.attaching import attach_controller, figures, find_gated
+from tgfx.training.compacting import Compacting, check_one_process
 from tgfx.training.controller import FLOOR, BudgetController
 from tgfx.training.optimizers import check_gates_held
 from tgfx.training.schedule import Schedule
@@ -49,7 +50,9 @@ class GateCallback(TrainerCallback):
     steps: optimizer steps in which the budget is reached and settled (default: the Trainer's max_steps). Logged are
     ratio_<kind>, target_<kind>, channels (open gates) and phase (0 watch, 1 close, 2 settle, 3 hold). The state is
     saved in each of the Trainer's checkpoints; where they are not in output_dir, `resume_from` names the folder to
-    resume from.
+    resume from. compact_every=n: every n optimizer steps `tgfx.compact_` removes what has been closed for
+    1 + `patience` of these moments, so that training gets faster (one process only); a checkpoint from there is loaded
+    by a Trainer with such a callback.
     """
 
     def __init__(
@@ -61,12 +64,25 @@ class GateCallback(TrainerCallback):
         floor: float = FLOOR,
         batch_size: int | None = None,
         resume_from: str | os.PathLike[str] | None = None,
+        compact_every: int | None = None,
+        patience: int = 1,
     ) -> None:
         self.budget = Budget.of(budget)
+        self.compacting = Compacting(compact_every, patience)
         self.steps, self.schedule = steps, schedule
         self.floor, self.batch_size = floor, batch_size
         self.resume_from = resume_from
         self.controller: BudgetController | None = None
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.compacting.every is not None:
+            check_one_process(args.world_size, "the Trainer")
+            self.compacting.watch(find_gated(kwargs["model"]))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.controller is not None:
+            optimizers = list(_plain_optimizers(kwargs["optimizer"]))
+            self.compacting.after(state.global_step, self.controller.gated, optimizers)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

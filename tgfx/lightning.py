@@ -15,6 +15,7 @@ from typing import Any
 from tgfx.budget import Budget
 from tgfx.errors import InputError, MissingPackageError
 from tgfx.training.attaching import attach_controller, figures, find_gated
+from tgfx.training.compacting import Compacting, check_one_process
 from tgfx.training.controller import FLOOR, BudgetController
 from tgfx.training.optimizers import check_gates_held
 from tgfx.training.schedule import Schedule
@@ -36,7 +37,9 @@ class GateCallback(Callback):
     gated: name of the attribute that holds the gated model, where there are several. Logged are ratio_<kind>,
     target_<kind>, channels (open gates) and phase (0 watch, 1 close, 2 settle, 3 hold). The controller's state is
     saved in Lightning's checkpoints. A checkpoint chosen by a metric may be from before the budget was met: monitor
-    only after the hold phase has begun.
+    only after the hold phase has begun. compact_every=n: every n optimizer steps `tgfx.compact_` removes what has been
+    closed for 1 + `patience` of these moments, so that training gets faster (one process only); a checkpoint from there
+    is loaded by a trainer with such a callback.
     """
 
     def __init__(
@@ -48,12 +51,20 @@ class GateCallback(Callback):
         schedule: Schedule | None = None,
         floor: float = FLOOR,
         batch_size: int | None = None,
+        compact_every: int | None = None,
+        patience: int = 1,
     ) -> None:
         self.budget = Budget.of(budget)
+        self.compacting = Compacting(compact_every, patience)
         self.steps, self.gated = steps, gated
         self.schedule, self.floor, self.batch_size = schedule, floor, batch_size
         self.controller: BudgetController | None = None
         self._saved: dict[str, Any] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.compacting.every is not None:
+            check_one_process(trainer.world_size, "Lightning")
+            self.compacting.watch(find_gated(pl_module, self.gated))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         gated = find_gated(pl_module, self.gated)
@@ -86,7 +97,10 @@ class GateCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.controller is not None and trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+        if self.controller is None:
+            return
+        self.compacting.after(trainer.global_step, self.controller.gated, trainer.optimizers)
+        if trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
             self.log_dict(figures(self.controller), batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,6 +115,7 @@ class GateCallback(Callback):
             controller.land()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.compacting.close()
         if self.controller is not None:
             self.controller.close()
 

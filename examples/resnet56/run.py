@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             return _run(options, _quick_model(), data.made(512), data.made(200, seed=1))
     train, test = data.load(options.data)
     model = resnet56()
-    model.load_state_dict(_weights(options.weights))
+    model.load_state_dict(weights_of(options.weights))
     return _run(options, model, train, test)
 
 
@@ -132,7 +132,7 @@ def _quick_model() -> nn.Module:
     return ResNet(1)
 
 
-def _weights(path: Path) -> dict[str, torch.Tensor]:
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
     """The public checkpoint was saved from a wrapper, which shows in the names."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     state = state.get("state_dict", state)
