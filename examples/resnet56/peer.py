@@ -1,0 +1,172 @@
+"""The same job with Torch-Pruning's group pruner: same checkpoint, data, epochs, optimizer and rates.
+
+python -m examples.resnet56.peer --data CIFAR --weights resnet56.th --budget 0.51 --epochs 10 --sparse-epochs 0
+
+Its usual way: (sparse learning with the pruner's regulariser, then) cut to the budget at once, then fine-tune. The
+cosine of the learning rate runs over all epochs, as it does for the gated model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from examples.benchmarks.resnet56 import resnet56
+from examples.cifar10 import data
+from examples.resnet56.run import BATCH, accuracy, weights_of
+from tgfx.whole_file import whole_file
+
+STEPS = 400  # in which the pruner goes towards its largest ratio; it stops at the budget
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    train, test = data.load(options.data)
+    model = resnet56()
+    model.load_state_dict(weights_of(options.weights))
+    return _run(options, model, train, test)
+
+
+def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
+    options.out.mkdir(parents=True, exist_ok=True)
+    before, whole = accuracy(model, test), flops(model)
+    loader = data.Batches(train, options.batch, augment=True, seed=options.seed)
+    total = options.epochs * len(loader)
+    place = options.out / "checkpoint.pt"
+    state = _State(model, 0, loader.generator.get_state(), None, 0.0)
+    if place.is_file():  # written by this script: it holds whole objects, since the cut model has no other description
+        state = torch.load(place, weights_only=False)
+        loader.generator.set_state(state.generator)
+    training = _Training(state.model, total, options.lr, state.epoch * len(loader), state.optimizer)
+    pruner = group_pruner(state.model) if state.epoch < options.sparse_epochs else None
+    for epoch in range(state.epoch, options.epochs):
+        began = time.time()
+        if epoch == options.sparse_epochs:
+            cut(pruner or group_pruner(state.model), options.budget * whole)
+            pruner = None
+            training = _Training(state.model, total, options.lr, epoch * len(loader))
+            print(f"cut to {flops(state.model) / whole:.4f}: accuracy {accuracy(state.model, test):.4f}", flush=True)
+        losses = [training.step(*batch, pruner) for batch in loader]
+        seconds = state.seconds + time.time() - began
+        state = _State(state.model, epoch + 1, loader.generator.get_state(), training.optimizer.state_dict(), seconds)
+        with whole_file(place) as aside:
+            torch.save(state, aside)
+        print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.4f}, {seconds:.0f} s", flush=True)
+    report = {
+        "tool": "torch-pruning, GroupNormPruner",
+        "budget": options.budget,
+        "flops": flops(state.model) / whole,
+        "params": sum(p.numel() for p in state.model.parameters()) / sum(p.numel() for p in resnet56().parameters()),
+        "epochs": options.epochs,
+        "sparse epochs": options.sparse_epochs,
+        "steps": total,
+        "batch": options.batch,
+        "seed": options.seed,
+        "before": before,
+        "after": accuracy(state.model, test),
+        "seconds": round(state.seconds),
+    }
+    (options.out / "result.json").write_text(json.dumps(report, indent=1))
+    print(report)
+    return report
+
+
+@dataclass
+class _State:
+    """After `epoch` epochs."""
+
+    model: nn.Module
+    epoch: int
+    generator: torch.Tensor
+    optimizer: dict[str, Any] | None
+    seconds: float
+
+
+class _Training:
+    """SGD with momentum under a cosine, as `tgfx.fit` makes them by default."""
+
+    def __init__(self, model: nn.Module, total: int, lr: float, done: int, state: dict[str, Any] | None = None) -> None:
+        self.model, self.total, self.lr, self.done = model, total, lr, done
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+        if state is not None:
+            self.optimizer.load_state_dict(state)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, pruner: Any) -> float:
+        self.model.train()
+        self.optimizer.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * self.done / self.total)) / 2
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()
+        if pruner is not None:
+            pruner.regularize(self.model)
+        self.optimizer.step()
+        self.done += 1
+        return loss.item()
+
+
+def group_pruner(model: nn.Module) -> Any:
+    """As its authors use it on CIFAR-10: global, by group norms, the classifier left alone."""
+    import torch_pruning as tp
+
+    model.eval()
+    return tp.pruner.GroupNormPruner(
+        model,
+        torch.randn(1, 3, 32, 32),
+        importance=tp.importance.GroupMagnitudeImportance(p=2),
+        reg=5e-4,
+        global_pruning=True,
+        pruning_ratio=1.0,
+        max_pruning_ratio=0.9,
+        iterative_steps=STEPS,
+        ignored_layers=[layer for layer in model.modules() if isinstance(layer, nn.Linear)],
+    )
+
+
+def cut(pruner: Any, wanted: float) -> None:
+    """Step by step until no more than `wanted` FLOPs are left."""
+    for _ in range(STEPS):
+        pruner.step()
+        if flops(pruner.model) <= wanted:
+            return
+    raise RuntimeError(f"the pruner stopped at {flops(pruner.model)} FLOPs, above {wanted}")
+
+
+def flops(model: nn.Module) -> int:
+    was = model.training
+    model.eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 32, 32))
+    model.train(was)
+    return counter.get_total_flops()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10 (see README.md)")
+    parser.add_argument("--weights", type=Path, required=True, help="state dict of the trained ResNet-56")
+    parser.add_argument("--budget", type=float, default=0.51, help="share of the FLOPs to keep")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--sparse-epochs", type=int, default=0, help="of these, with the regulariser, before the cut")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/peer"))
+    return parser
+
+
+if __name__ == "__main__":
+    main()
