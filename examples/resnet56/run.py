@@ -65,6 +65,22 @@ def matched(original: nn.Module) -> Callable[[nn.Module, Any], torch.Tensor]:
     return step
 
 
+def softened(original: nn.Module, temperature: float = 4.0) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """The distance of what the two models believe, rather than of what they say: a common scale of the answers is free.
+
+    Divergence of the softmax at a temperature, times its square (Hinton et al., 2015).
+    """
+    original = copy.deepcopy(original).eval().requires_grad_(False)
+
+    def step(gated: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = (original(batch[0]) / temperature).log_softmax(1)
+        found = (gated(batch[0]) / temperature).log_softmax(1)
+        return F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2
+
+    return step
+
+
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
@@ -72,12 +88,13 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
     whole = accuracy(model, test)
     gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
-    matching = options.loss == "match" or (options.loss is None and options.train == "gates")
+    loss = options.loss or ("match" if options.train == "gates" else "labels")
+    step = {"match": matched, "soft": softened}.get(loss)
     result = tgfx.fit(
         gated,
         loader,
-        None if matching else F.cross_entropy,
-        training_step=matched(model) if matching else None,
+        F.cross_entropy if step is None else None,
+        training_step=None if step is None else step(model),
         budget={"flops": options.budget},
         steps=options.steps or round(options.epochs * len(loader)),
         train=options.train,
@@ -101,7 +118,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         "train": options.train,
         "rule": options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}",
         "budget": options.budget,
-        "loss": "match" if matching else "labels",
+        "loss": loss,
         "steps": result.steps,
         "batch": options.batch,
         "seed": options.seed,
@@ -153,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument(
-        "--loss", choices=("labels", "match"), help="default: match (the model's own answers) for gates"
+        "--loss", choices=("labels", "match", "soft"), help="default: match (the model's own answers) for gates"
     )
     parser.add_argument("--compact-every", type=int)
     parser.add_argument("--recalibrate", type=int, default=0, help="gates only: batches to measure batch norm with")
