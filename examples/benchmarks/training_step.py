@@ -48,7 +48,7 @@ def training_step(rounds: int | None = None) -> Table:
         "Training step",
         "Forward, backward and SGD step of the gated model with `budget_loss(flops=0.5)` over the plain model. "
         "Time: processor seconds on one thread, the two taking turns; the median of all pairs of steps in "
-        f"{PROCESSES} processes (half of them build the gated model first), and the middle half of the pairs beside it. "
+        f"{PROCESSES} processes (half of them build the gated model first), and their middle half beside it. "
         "Freed memory is kept by the process, so that no step pays for pages that another gave back. Memory: largest "
         f"resident size of a process that makes the model, gates it or not, takes three steps (median of {REPEATS}); "
         "both load the same libraries, and holes in the heap are kept small (`MALLOC_MMAP_THRESHOLD_`).",
