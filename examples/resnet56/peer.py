@@ -118,7 +118,11 @@ class _Training:
 
 
 def group_pruner(model: nn.Module) -> Any:
-    """As its authors use it on CIFAR-10: global, by group norms, the classifier left alone."""
+    """As its authors use it on CIFAR-10: global, by group norms, the classifier left alone.
+
+    Nor does it touch the residual streams: their zero-padded shortcuts make it cut layers that no longer fit each other
+    (1.6: "mat1 and mat2 shapes cannot be multiplied"), so only the channels inside blocks are left to it.
+    """
     import torch_pruning as tp
 
     model.eval()
@@ -131,7 +135,9 @@ def group_pruner(model: nn.Module) -> Any:
         pruning_ratio=1.0,
         max_pruning_ratio=0.9,
         iterative_steps=STEPS,
-        ignored_layers=[layer for layer in model.modules() if isinstance(layer, nn.Linear)],
+        ignored_layers=[
+            layer for name, layer in model.named_modules() if name.endswith(("conv2", "linear")) or name == "conv1"
+        ],
     )
 
 
