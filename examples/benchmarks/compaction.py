@@ -16,7 +16,7 @@ from examples.benchmarks.tables import Table, cpu_seconds, met
 TARGET = 0.8
 RHO = 0.5
 BATCH, SIZE = 128, 32
-STEPS, CLOSING, EVERY = 60, 12, 3
+STEPS, CLOSING, EVERY = 120, 24, 6
 
 
 def compaction(steps: int = STEPS) -> Table:

@@ -27,6 +27,7 @@ from tgfx.passes.carry import carry_gates
 from tgfx.passes.cut import cut_with_places
 from tgfx.passes.dead_branches import parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX, insert_gates
+from tgfx.passes.survivors import Survivors
 from tgfx.shrinking import refresh_settings
 
 
@@ -58,7 +59,7 @@ def rebuild(gated: GatedModule, choice: Choice) -> Rebuilt:
     observed("carry", placement, replace(source, module=cut.module))
     graph = insert_gates(replace(source, module=cut.module), placement)
     observed("insert_gates", graph, replace(source, module=cut.module))
-    positions = _positions(gated, choice)
+    positions = _positions(gated, choice, before)
     root = mirror(cut.module, graph.twins)
     root.add_module(BANK, _bank(gated, choice.record, positions))
     root.add_module(INDEX, graph.indices.to(next(gated.parameters()).device))
@@ -74,8 +75,8 @@ def _model_tensors(facts: Facts) -> list[str]:
     return [*facts.channels.params, *facts.channels.buffers]
 
 
-def _positions(gated: GatedModule, choice: Choice) -> dict[str, Positions]:
-    facts, before = gated.facts, present(gated)
+def _positions(gated: GatedModule, choice: Choice, before: Survivors | None) -> dict[str, Positions]:
+    facts = gated.facts
     gone = parameters_of(facts.source, choice.dead.nodes) if choice.dead.nodes else set()
     found: dict[str, Positions] = {}
     for table in (facts.channels.params, facts.channels.buffers):
