@@ -15,6 +15,7 @@ import torch
 from examples.cifar10 import data
 from examples.resnet56 import run as resnet56
 from examples.sine import run as sine
+from examples.translation import run as translation
 
 
 @pytest.mark.parametrize("train", ["joint", "gates"])
@@ -34,6 +35,22 @@ def test_sine_quick(tmp_path: Path) -> None:
     assert all(one.used > 1 for one in softmax)
     assert sum(one.error < 1e-3 for one in gates) >= 2
     assert "<svg" in (tmp_path / "sine.svg").read_text()
+
+
+def test_translation_quick() -> None:
+    report = translation.main(["--quick", "--quiet"])
+    base, further, *cut = (report[step] for step in ("base", "further", "heads-0.75", "heads-0.5"))
+    assert sum(base["kept"].values()) == sum(further["kept"].values()) == 24
+    assert min(base["right"], further["right"]) >= 0.9
+    for one, share in zip(cut, (0.75, 0.5), strict=True):
+        assert abs(one["heads"] - share) <= 0.01 * share
+        assert sum(one["kept"].values()) == round(24 * one["heads"])  # counted in the weights
+        assert one["difference"] < 1e-5
+        assert one["params"] < 1 and one["flops"] < 1
+        assert one["right"] >= 0.8
+    assert cut[1]["params"] < cut[0]["params"]
+    rates = report["speed"]["pieces_per_second"]
+    assert list(rates) == ["base", "heads-0.75", "heads-0.5"] and rates["base"]["decoding_ratio"] == 1
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:
