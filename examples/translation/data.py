@@ -13,7 +13,7 @@ from torch import Tensor
 from examples.translation.model import END, PAD, START, UNKNOWN
 
 SPLITS = ("train", "val", "test_2016_flickr")
-WORDS = 24  # of the made-up language
+WORDS = 12  # of the made-up language
 FIRST_WORD = UNKNOWN + 1
 Sentence = list[int]
 Batch = tuple[tuple[Tensor, Tensor], Tensor]
@@ -100,7 +100,7 @@ def made(count: int, seed: int = 0) -> Pairs:
     generator = torch.Generator().manual_seed(seed)
     source = []
     for _ in range(count):
-        length = int(torch.randint(3, 9, (), generator=generator))
+        length = int(torch.randint(3, 8, (), generator=generator))
         source.append((FIRST_WORD + torch.randint(WORDS, (length,), generator=generator)).tolist())
     return Pairs(source, [translated(one) for one in source])
 

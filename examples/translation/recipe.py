@@ -34,10 +34,10 @@ class Recipe:
 
 # 6 layers of 8 heads as in the paper: 48 heads of each kind. Width and vocabulary are for 29,000 short sentences.
 FULL = Recipe(
-    layers=6, width=128, heads=8, inner=512, dropout=0.2, pieces=6000, batch=4096, base_steps=2400, further_steps=1200,
-    base_rate=2e-3, further_rate=7e-4, warm_up=300, keep=(0.83, 0.39), speed_rounds=15,
+    layers=6, width=128, heads=8, inner=256, dropout=0.1, pieces=4000, batch=2048, base_steps=4200, further_steps=1700,
+    base_rate=2e-3, further_rate=7e-4, warm_up=400, keep=(0.83, 0.39), speed_rounds=15,
 )  # fmt: skip
 QUICK = Recipe(
-    layers=2, width=64, heads=4, inner=128, dropout=0.0, pieces=0, batch=1024, base_steps=500, further_steps=200,
+    layers=2, width=64, heads=4, inner=128, dropout=0.0, pieces=0, batch=512, base_steps=400, further_steps=150,
     base_rate=3e-3, further_rate=1e-3, warm_up=50, keep=(0.75, 0.5), speed_rounds=3,
 )  # fmt: skip
