@@ -110,6 +110,9 @@ class DecoderLayer(nn.Module):
 
 
 class Translator(nn.Module):
+    positions: Tensor
+    seen: Tensor
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes

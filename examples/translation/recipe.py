@@ -34,7 +34,7 @@ class Recipe:
 
 # 6 layers of 8 heads as in the paper: 48 heads of each kind. Width and vocabulary are for 29,000 short sentences.
 FULL = Recipe(
-    layers=6, width=128, heads=8, inner=256, dropout=0.1, pieces=4000, batch=2048, base_steps=4200, further_steps=1700,
+    layers=6, width=128, heads=8, inner=256, dropout=0.1, pieces=4000, batch=2048, base_steps=4000, further_steps=1600,
     base_rate=2e-3, further_rate=7e-4, warm_up=400, keep=(0.83, 0.39), speed_rounds=15,
 )  # fmt: skip
 QUICK = Recipe(

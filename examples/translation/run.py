@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Experiment:
         result.parent.mkdir(parents=True, exist_ok=True)
         began = time.time()
         report = self._speed() if step == "speed" else self._trained(step)
-        report |= {"step": step, "seed": self.seed, "wall": round(time.time() - began)}
+        report |= {"step": step, "recipe": asdict(self.recipe), "seed": self.seed, "wall": round(time.time() - began)}
         aside = result.with_suffix(".writing")
         aside.write_text(json.dumps(report, indent=1))
         aside.replace(result)
