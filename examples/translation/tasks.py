@@ -31,7 +31,7 @@ class Multi30k:
         self.pieces = len(self._subwords)
         self.train = self._pairs(english, german)
         self._texts = {split: (read(folder, split, "en"), read(folder, split, "de")) for split in (TEST, "val")}
-        self.held_out = self._pairs(*self._texts[TEST])
+        self.held_out = self._pairs(*self._texts["val"])  # the test sentences are for BLEU alone
 
     def score(self, model: Translator) -> dict[str, float]:
         return {f"bleu_{split}": self._bleu(model, *texts) for split, texts in self._texts.items()}
