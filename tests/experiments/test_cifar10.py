@@ -1,4 +1,4 @@
-"""The quick modes of the paper's experiments: they run, and what they report hangs together."""
+"""The loader of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -13,52 +13,6 @@ import pytest
 import torch
 
 from examples.cifar10 import data
-from examples.gradient_shapes import run as gradient_shapes
-from examples.gradient_shapes.figure import draw
-from examples.resnet56 import run as resnet56
-from examples.sine import run as sine
-
-
-@pytest.mark.parametrize("train", ["joint", "gates"])
-def test_resnet56_quick(train: str) -> None:
-    report = resnet56.main(["--quick", "--quiet", "--train", train])
-    assert report["steps"] == 12
-    assert 0.55 <= report["flops"] <= 0.6
-    assert 0 <= report["compact"] <= 1
-    assert all(width > 0 for width in report["widths"].values())
-
-
-def test_sine_quick(tmp_path: Path) -> None:
-    found = sine.main(["--quick", "--out", str(tmp_path)])
-    gates = [one for one in found if one.method == "gates"]
-    softmax = [one for one in found if one.method == "softmax"]
-    assert all(one.used == 1 for one in gates)
-    assert all(one.used > 1 for one in softmax)
-    assert sum(one.error < 1e-3 for one in gates) >= 2
-    assert "<svg" in (tmp_path / "sine.svg").read_text()
-
-
-def test_gradient_shapes_quick(tmp_path: Path) -> None:
-    curves = gradient_shapes.main(["--quick"])
-    assert [one.shape for one in curves] == list(gradient_shapes.SHAPES)
-    for one in curves:
-        assert one.steps == [4, 8, 12, 16, 20, 24]
-        assert 0.59 <= one.flops[-1] <= 0.6
-        assert one.flops[0] > 0.7 and max(one.flops[4:]) <= 0.6  # falls to the budget and stays there
-    assert all(one.accuracy[-1] > 0.15 for one in curves)  # ten classes; the net starts untrained
-    draw(curves, gradient_shapes.SHAPES, tmp_path / "shapes.svg")
-    assert (tmp_path / "shapes.svg").read_text().count("<polyline") == 6
-
-
-def test_the_noise_of_gradient_shapes_is_that_of_the_seeds() -> None:
-    finals = {"constant": (0.9, 0.92), "sigmoid": (0.9, 0.92), "tanh": (0.93, 0.95)}
-    curves = [
-        gradient_shapes.Curve(shape, seed, [1], [0.5], [value], 0.0)
-        for shape, values in finals.items()
-        for seed, value in enumerate(values)
-    ]
-    apart, noise = gradient_shapes.spreads(curves)
-    assert apart == pytest.approx(0.03) and noise == pytest.approx(0.02**0.5 / 10)
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Heads of a Transformer that translates English into German (the paper's Table 4).
+
+python -m examples.translation.run --data MULTI30K --out FOLDER             all steps, each begun or gone on with
+python -m examples.translation.run --data MULTI30K --out FOLDER --step base
+python -m examples.translation.run --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.translation.data import padded
+from examples.translation.model import END, START, Translator
+from examples.translation.recipe import FULL, QUICK, Recipe
+from examples.translation.speed import measure
+from examples.translation.tasks import Made, Multi30k, Task
+from examples.translation.training import train
+
+Report = dict[str, Any]
+
+
+class Experiment:
+    """Its steps, in a folder: a step that has a result.json is done."""
+
+    def __init__(self, task: Task, recipe: Recipe, out: Path, seed: int, quiet: bool) -> None:
+        self.task, self.recipe, self.out, self.seed, self.quiet = task, recipe, out, seed, quiet
+
+    @property
+    def steps(self) -> list[str]:
+        """base: all heads. further: base trained on, with all heads. heads-x: base trained on, down to x of them."""
+        return ["base", "further", *(f"heads-{share:g}" for share in self.recipe.keep), "speed"]
+
+    def run(self, step: str) -> Report:
+        result = self.out / step / "result.json"
+        if result.is_file():
+            return json.loads(result.read_text())
+        result.parent.mkdir(parents=True, exist_ok=True)
+        began = time.time()
+        report = self._speed() if step == "speed" else self._trained(step)
+        report |= {"step": step, "recipe": asdict(self.recipe), "seed": self.seed, "wall": round(time.time() - began)}
+        aside = result.with_suffix(".writing")
+        aside.write_text(json.dumps(report, indent=1))
+        aside.replace(result)
+        if not self.quiet:
+            print(json.dumps(report), flush=True)
+        return report
+
+    def _trained(self, step: str) -> Report:
+        recipe = self.recipe
+        torch.manual_seed(self.seed)
+        first = step == "base"
+        model, report = train(
+            Translator(recipe.sizes(self.task.pieces)) if first else self._model("base"),
+            self.task,
+            recipe,
+            steps=recipe.base_steps if first else recipe.further_steps,
+            rate=recipe.base_rate if first else recipe.further_rate,
+            keep=float(step.removeprefix("heads-")) if step.startswith("heads-") else None,
+            folder=self.out / step,
+            seed=self.seed,
+            quiet=self.quiet,
+        )
+        torch.save(model.state_dict(), self.out / step / "model.pt")
+        return report | self.task.score(model)
+
+    def _speed(self) -> Report:
+        """Against `base`: the same number of sentences and of pieces for every model."""
+        models = {step: self._model(step) for step in self.steps if step not in ("further", "speed")}
+        order = sorted(range(len(self.task.held_out)), key=lambda i: len(self.task.held_out.source[i]))
+        middle = order[len(order) // 2 :][:64]  # of usual length
+        source = padded([[*self.task.held_out.source[i], END] for i in middle])
+        target = padded([[START, *self.task.held_out.target[i]] for i in middle])
+        return {"pieces_per_second": measure(models, source, target, self.recipe.speed_rounds)}
+
+    def _model(self, step: str) -> Translator:
+        weights = torch.load(self.out / step / "model.pt", weights_only=True)
+        model = Translator(self.recipe.sizes(self.task.pieces).of(weights))
+        model.load_state_dict(weights)
+        return model
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Report]:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(Experiment(Made(), QUICK, Path(folder), options.seed, options.quiet), None)
+    if options.data is None:
+        parser.error("--data is missing: a folder with Multi30k, see README.md; --quick needs none")
+    options.out.mkdir(parents=True, exist_ok=True)
+    recipe = replace(FULL, **{name: value for name in LENGTHS if (value := getattr(options, name)) is not None})
+    task = Multi30k(options.data, options.out, recipe.pieces)
+    return _run(Experiment(task, recipe, options.out, options.seed, options.quiet), options.step)
+
+
+LENGTHS = ("base_steps", "further_steps")
+
+
+def _run(experiment: Experiment, only: str | None) -> dict[str, Report]:
+    if only is not None and only not in experiment.steps:
+        raise SystemExit(f"--step {only}: there are {', '.join(experiment.steps)}")
+    return {step: experiment.run(step) for step in ([only] if only else experiment.steps)}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with Multi30k (see README.md)")
+    parser.add_argument("--out", type=Path, default=Path("runs/translation"))
+    parser.add_argument("--step", help="base, further, heads-0.83, heads-0.39 or speed; default: all, in this order")
+    parser.add_argument("--base-steps", type=int)
+    parser.add_argument("--further-steps", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a small model and a made-up language, under a minute")
+    parser.add_argument("--quiet", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The results of a folder as rows for the README: python -m examples.translation.table FOLDER"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SCORE = "bleu_test_2016_flickr"
+
+
+def rows(results: dict[str, dict[str, Any]]) -> list[str]:
+    """One row a model; Δ against `base`, and against `further`, which had as many steps as the cut models."""
+    lines = [
+        "| | En/De/En-De | heads | BLEU test | BLEU val | Δ test, val to base | Δ test, val to further "
+        "| params | FLOPs | decoding | forward | s |",
+        "|---" * 12 + "|",
+    ]
+    rates = results.get("speed", {}).get("pieces_per_second", {})
+    for step, own in results.items():
+        if step == "speed":
+            continue
+        cells = [
+            step,
+            "/".join(str(count) for count in own["kept"].values()),
+            f"{own['heads']:.4f}",
+            f"{own[SCORE]:.2f}",
+            f"{own['bleu_val']:.2f}",
+            *(_difference(own, results.get(other)) if other != step else "" for other in ("base", "further")),
+            f"{own['params']:.3f}",
+            f"{own['flops']:.3f}",
+            *(_ratio(rates.get(step), use) for use in ("decoding", "forward")),
+            str(own["wall"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _difference(own: dict[str, Any], other: dict[str, Any] | None) -> str:
+    if other is None:
+        return ""
+    return ", ".join(f"{own[name] - other[name]:+.2f}" for name in (SCORE, "bleu_val"))
+
+
+def _ratio(rates: dict[str, Any] | None, use: str) -> str:
+    return "" if rates is None else f"{rates[use]:.0f}/s, × {rates[f'{use}_ratio']:.2f}"
+
+
+def main(folder: Path) -> None:
+    order = {"base": 0, "further": 1, "speed": 9}
+    steps = sorted(folder.glob("*/result.json"), key=lambda file: (order.get(file.parent.name, 2), file.parent.name))
+    print("\n".join(rows({file.parent.name: json.loads(file.read_text()) for file in steps})))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
