@@ -45,7 +45,7 @@ def test_vgg16_quick() -> None:
         own = found[name]
         assert 0.99 * budget <= own["params"] <= budget
         assert own["file_apart"] < 1e-4
-        assert own["sparse_bytes"] < 1.4 * budget * own["dense_bytes"]
+        assert own["sparse_bytes"] < 1.5 * budget * own["dense_bytes"]
     assert found["gates-0.5"]["accuracy"] > found["tune"]["accuracy"] - 0.03
     assert found["joint"]["accuracy"] > found["tune"]["accuracy"] - 0.05
     assert found["further"]["steps"] == found["joint"]["settings"]["joint_steps"]

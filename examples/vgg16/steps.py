@@ -53,6 +53,7 @@ class Experiment:
     out: Path
     settings: Settings
     show: bool = True
+    augment: bool = True
 
     # -- without gates --------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class Experiment:
 
     def _fit(self, gated: tgfx.GatedModule, name: str, *, batch: int | None = None, **options: Any) -> tgfx.FitResult:
         own = self.settings
-        loader = data.Batches(self.train, batch or own.batch, augment=True, seed=own.seed)
+        loader = data.Batches(self.train, batch or own.batch, augment=self.augment, seed=own.seed)
         if "training_step" not in options:
             options["loss_fn"] = F.cross_entropy
         return tgfx.fit(

@@ -10,6 +10,7 @@ gate besides its latent weight. The optimizer's own step on the gates does not t
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,14 @@ from torch.optim import Optimizer
 from tgfx.errors import BudgetError
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher
-from tgfx.training.weight_evidence import LEAST, WeightEvidence
+from tgfx.training.weight_evidence import WeightEvidence
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
 
 STEPS = 1000
 UPDATES = 50  # a pass over all weights each
-HALVINGS = 40
+HALVINGS = 33  # enough to tell any two numbers in float32 apart
 
 
 class WeightController(StepWatcher):
@@ -89,13 +90,10 @@ class WeightController(StepWatcher):
     def _choose(self, targets: Mapping[str, float]) -> None:
         """New latent weights: score minus λ, in units of λ, so that a gate far from being open stands at -1."""
         gates, gated = self.gated.gates, self.gated
-        means = [float(own.mean) for own in self.evidence.values() if own.seen]
-        # where no gradient has come at all, the sizes of the weights decide
-        least = max(LEAST * max(means, default=0.0), 1e-30)
         prices = {kind: _prices(gated, kind) for kind in targets}
         for name, gate in gates.items():
             price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)
-            self.evidence[name].write_(gate.weight, gated.get_parameter(name), 1 / price.clamp(min=1e-12), least)
+            self.evidence[name].write_(gate.weight, gated.get_parameter(name), 1 / price.clamp(min=1e-12))
         largest = max(float(gate.weight.max()) for gate in gates.values())
         for gate in gates.values():
             gate.weight.div_(largest if largest > 0 else 1.0)
@@ -137,14 +135,27 @@ def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> float:
                 return False
         return True
 
-    low = min(float(gate.weight.min()) for gate in gates.values()) - 1e-6
-    high = max(float(gate.weight.max()) for gate in gates.values()) + 1e-6
+    # halved by rank among the numbers of float32, not by size: what gates cost spans many orders of magnitude
+    low = _rank(min(float(gate.weight.min()) for gate in gates.values())) - 1
+    high = _rank(max(float(gate.weight.max()) for gate in gates.values())) + 1
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if met(middle) else (middle, high)
+        if high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if met(_ranked(middle)) else (middle, high)
     for gate in gates.values():
-        gate.weight.sub_(high)
-    return high
+        gate.weight.sub_(_ranked(high))
+    return _ranked(high)
+
+
+def _rank(number: float) -> int:
+    """Place of a number among all of float32: the bits of a positive one, read as a whole number, keep the order."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", number))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+def _ranked(rank: int) -> float:
+    (number,) = struct.unpack("<f", struct.pack("<i", abs(rank)))
+    return number if rank >= 0 else -number
 
 
 def _prices(gated: WeightGatedModule, kind: str) -> dict[str, Tensor]:

@@ -23,7 +23,8 @@ from torch import Tensor
 from tgfx.gates import GateSettings
 from tgfx.ops.weight_gate import row_blocks, slope_of
 
-LEAST = 1e-6  # of a mean F: for rows and columns without any gradient, so that there too the smallest close first
+LEAST = 1e-6  # of a layer's mean F: for rows and columns without any gradient, where the sizes of weights then decide
+NOTHING = 1e-24  # F where a whole layer has none
 
 
 class WeightEvidence:
@@ -65,9 +66,9 @@ class WeightEvidence:
         self.mean.lerp_(total / shares.sum().clamp(min=1e-300), rate)
         return True
 
-    def write_(self, latent: Tensor, weight: Tensor, scale: Tensor, least: float) -> None:
-        """latent ← |w| · √(F · scale), the square root of what closing costs; F counts as `least` at least."""
-        mean = self.mean.clamp(min=1e-300)
+    def write_(self, latent: Tensor, weight: Tensor, scale: Tensor) -> None:
+        """latent ← |w| · √(F · scale), the square root of what closing costs."""
+        mean, least = self.mean.clamp(min=1e-300), max(LEAST * float(self.mean), NOTHING)
         for rows in row_blocks(weight.shape):
             square = torch.outer(self.row[rows], self.column / mean).clamp_(min=least)
             square = square.reshape(*square.shape, *(1 for _ in range(weight.ndim - 2)))
