@@ -37,6 +37,9 @@ def met(reached: bool) -> str:
     return "met" if reached else "NOT met"
 
 
-def few_holes() -> dict[str, str]:
-    """An environment in which freed tensors go back to the system: peak memory is then what was in use at once."""
-    return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+def few_holes(smallest: int = 1_000_000) -> dict[str, str]:
+    """An environment in which freed tensors go back to the system: peak memory is then what was in use at once.
+
+    `smallest`: in bytes; smaller ones are kept for later by the C library, whether or not they are asked for again.
+    """
+    return {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(smallest)}

@@ -13,6 +13,64 @@ import pytest
 import torch
 
 from examples.cifar10 import data
+<<<<<<< HEAD:tests/experiments/test_cifar10.py
+=======
+from examples.resnet56 import run as resnet56
+from examples.sine import run as sine
+from examples.vgg16 import run as vgg16
+from examples.vgg16.model import VGG, load_convolutions_, start_batch_norm_
+
+
+@pytest.mark.parametrize("train", ["joint", "gates"])
+def test_resnet56_quick(train: str) -> None:
+    report = resnet56.main(["--quick", "--quiet", "--train", train])
+    assert report["steps"] == 12
+    assert 0.55 <= report["flops"] <= 0.6
+    assert 0 <= report["compact"] <= 1
+    assert all(width > 0 for width in report["widths"].values())
+
+
+def test_sine_quick(tmp_path: Path) -> None:
+    found = sine.main(["--quick", "--out", str(tmp_path)])
+    gates = [one for one in found if one.method == "gates"]
+    softmax = [one for one in found if one.method == "softmax"]
+    assert all(one.used == 1 for one in gates)
+    assert all(one.used > 1 for one in softmax)
+    assert sum(one.error < 1e-3 for one in gates) >= 2
+    assert "<svg" in (tmp_path / "sine.svg").read_text()
+>>>>>>> vgg:tests/test_examples.py
+
+
+def test_vgg16_quick() -> None:
+    found = vgg16.main(["--quick", "--quiet"])
+    assert found["tune"]["accuracy"] > 0.9  # of ten classes
+    for name, budget in (("gates-0.5", 0.5), ("gates-0.2", 0.2), ("joint", 0.1)):
+        own = found[name]
+        assert 0.99 * budget <= own["params"] <= budget
+        assert own["file_apart"] < 1e-4
+        assert own["sparse_bytes"] < 1.5 * budget * own["dense_bytes"]
+    assert found["gates-0.5"]["accuracy"] > found["tune"]["accuracy"] - 0.03
+    assert found["joint"]["accuracy"] > found["tune"]["accuracy"] - 0.05
+    assert found["further"]["steps"] == found["joint"]["settings"]["joint_steps"]
+
+
+def test_vgg16_starts_from_the_features_of_torchvision(tmp_path: Path) -> None:
+    """Batch norm that is put between the loaded layers changes nothing but the scale of the features."""
+    widths = (4, "pool", 6, 8, "pool")
+    plain = VGG(widths)
+    plain.features = torch.nn.Sequential(*(x for x in plain.features if not isinstance(x, torch.nn.BatchNorm2d)))
+    model = VGG(widths).eval()
+    load_convolutions_(model, plain.state_dict())
+    images = torch.randn(16, 3, 32, 32)
+    start_batch_norm_(model, images)
+    with torch.no_grad():
+        wanted, found = plain.features(images), model.features(images)
+    scale = found.norm() / wanted.norm()
+    torch.testing.assert_close(found, scale * wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="3 convolutions"):
+        load_convolutions_(VGG(), plain.state_dict())
+    with pytest.raises(FileNotFoundError, match="torchvision"):
+        vgg16._from_imagenet_(model, data.made(8), tmp_path / "none.safetensors")
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:

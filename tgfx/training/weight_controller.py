@@ -1,14 +1,16 @@
-"""The default rule for gates over single weights: descend, then shift all gates alike until the budget is met.
+"""The default rule for gates over single weights: rank all by what closing them costs, and close the cheapest.
 
-    w ← w − rate · gradient          the optimizer, on the task alone
-    w ← w − λ · price                every few steps; the λ that meets the target is solved for
+    w ← √(rise of the loss when closed / price) − λ,      open where w > 0
 
-There are as many gates as weights, so nothing is kept per gate besides its latent weight: no evidence, no copies.
+every few steps, with the λ that meets the target. It is the rule for channels (tgfx.training.controller), with evidence
+that takes next to no memory (tgfx.training.weight_evidence): there are as many gates as weights, so nothing is kept per
+gate besides its latent weight. The optimizer's own step on the gates does not take place.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -20,14 +22,14 @@ from torch.optim import Optimizer
 from tgfx.errors import BudgetError
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher
+from tgfx.training.weight_evidence import WeightEvidence
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
 
 STEPS = 1000
 UPDATES = 50  # a pass over all weights each
-HALVINGS = 40
-TIE_BREAK = 1e-3  # of a gate's size: gates that start alike are closed in the order of their weights' magnitudes
+HALVINGS = 33  # enough to tell any two numbers in float32 apart
 
 
 class WeightController(StepWatcher):
@@ -45,24 +47,60 @@ class WeightController(StepWatcher):
         check_weight_budget(gated, self.budget)
         self.every = max(1, self.schedule.steps // UPDATES)
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
+        self._mixed = False
+        memory = min(max(4.0, 0.05 * self.schedule.steps), 200.0)
+        self.evidence = {
+            name: WeightEvidence(gate.weight.shape, memory=memory, device=gate.weight.device)
+            for name, gate in gated.gates.items()
+        }
         self.watch_steps()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, own in self.evidence.items():
+            own.load_state_dict(state["evidence"][name])
+
+    def asked(self) -> None:
+        self._mixed = not self.driving  # until then the loss that is handed out has a gradient
+        super().asked()
+
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if self.holds_gates(optimizer) and self.phase == "hold":
-            for gate in self.gated.gates.values():
-                gate.weight.grad = None  # an optimizer leaves alone what has no gradient
+        if not self.holds_gates(optimizer):
+            return
+        for name, gate in self.gated.gates.items():
+            if self.phase != "hold" and not self._mixed:
+                self.evidence[name].update(self.gated.get_parameter(name), gate.weight, gate.settings)
+            gate.weight.grad = None  # an optimizer leaves alone what has no gradient
+        self._mixed = False
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         if not self.holds_gates(optimizer):
             return
-        if not self.taken:
-            break_ties_(self.gated)
-        elif self.phase in ("close", "settle") and self.taken % self.every == 0:
-            shift_to_(self.gated, self.targets)
+        if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
+            self._choose(self.targets)
         entered = self.phase
         self.taken += 1
         if self.phase == "hold" and entered != "hold":
-            shift_to_(self.gated, dict(self.budget))
+            self._choose(dict(self.budget))
+
+    @torch.no_grad()
+    def _choose(self, targets: Mapping[str, float]) -> None:
+        """New latent weights: score minus λ, in units of λ, so that a gate far from being open stands at -1."""
+        gates, gated = self.gated.gates, self.gated
+        prices = {kind: _prices(gated, kind) for kind in targets}
+        for name, gate in gates.items():
+            price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)
+            self.evidence[name].write_(gate.weight, gated.get_parameter(name), 1 / price.clamp(min=1e-12))
+        largest = max(float(gate.weight.max()) for gate in gates.values())
+        for gate in gates.values():
+            gate.weight.div_(largest if largest > 0 else 1.0)
+        multiplier = shift_to_(gated, targets)
+        if multiplier > 0:
+            for gate in gates.values():
+                gate.weight.div_(multiplier)
 
 
 def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float]) -> None:
@@ -79,57 +117,53 @@ def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float]) -
 
 
 @torch.no_grad()
-def break_ties_(gated: WeightGatedModule) -> None:
-    """Gates that were made alike would all close at once."""
-    for name, gate in gated.gates.items():
-        magnitude = gated.get_parameter(name).detach().abs()
-        gate.weight.add_(magnitude / magnitude.max().clamp(min=1e-12), alpha=TIE_BREAK)
-
-
-@torch.no_grad()
-def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> None:
-    """Move all gates by λ times their price, so that every target is met and the nearest is used up.
+def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> float:
+    """Move all gates alike, so that every target is met and the nearest is used up; by how much they were moved.
 
     Found by halving: each try is a pass over the weights, and none takes memory of its own beyond one weight's mask.
     """
-    gates = gated.gates
-    prices = {kind: _prices(gated, kind) for kind in targets}
-    price = {name: reduce(torch.add, [one[name] for one in prices.values()]) / len(prices) for name in gates}
+    gates, cost = gated.gates, gated.facts.cost
 
     def met(shift: float) -> bool:
         for kind, target in targets.items():
-            cost = gated.facts.cost.fixed[kind]
+            found = cost.fixed[kind]
             for name, gate in gates.items():
-                factor = gated.facts.cost.factors[kind][name].to(gate.weight.device)
-                opened = gate.weight > shift * price[name]
-                cost += float(opened.sum() * factor) if factor.numel() == 1 else float((opened * factor).sum())
-            if cost > target * gated.total(kind):
+                factor = cost.factors[kind][name].to(gate.weight.device)
+                opened = gate.weight > shift
+                found += float(opened.sum() * factor) if factor.numel() == 1 else float((opened * factor).sum())
+            if found > target * gated.total(kind):
                 return False
         return True
 
-    low, high = _bounds(gates, price)
+    # halved by rank among the numbers of float32, not by size: what gates cost spans many orders of magnitude
+    low = _rank(min(float(gate.weight.min()) for gate in gates.values())) - 1
+    high = _rank(max(float(gate.weight.max()) for gate in gates.values())) + 1
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if met(middle) else (middle, high)
-    for name, gate in gates.items():
-        gate.weight.sub_(high * price[name])
+        if high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if met(_ranked(middle)) else (middle, high)
+    for gate in gates.values():
+        gate.weight.sub_(_ranked(high))
+    return _ranked(high)
+
+
+def _rank(number: float) -> int:
+    """Place of a number among all of float32: the bits of a positive one, read as a whole number, keep the order."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", number))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+def _ranked(rank: int) -> float:
+    (number,) = struct.unpack("<f", struct.pack("<i", abs(rank)))
+    return number if rank >= 0 else -number
 
 
 def _prices(gated: WeightGatedModule, kind: str) -> dict[str, Tensor]:
     """Cost per entry, 1 on average over the model."""
-    factors = gated.facts.cost.factors[kind]
-    gates = gated.gates
-    entries = sum(gate.weight.numel() for gate in gates.values())
-    whole = sum(float(factors[name].expand(gate.weight.shape).double().sum()) for name, gate in gates.items())
-    return {name: factors[name].to(gate.weight) * (entries / max(whole, 1e-12)) for name, gate in gates.items()}
-
-
-def _bounds(gates: Mapping[str, Any], price: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Shifts that close nothing and everything."""
-    low, high = math.inf, -math.inf
-    for name, gate in gates.items():
-        least, most = float(price[name].min()), float(price[name].max())
-        weight_low, weight_high = float(gate.weight.min()), float(gate.weight.max())
-        low = min(low, weight_low / (most if weight_low > 0 else max(least, 1e-12)))
-        high = max(high, weight_high / (max(least, 1e-12) if weight_high > 0 else most))
-    return low - 1e-6, high + 1e-6
+    cost = gated.facts.cost
+    entries = sum(shape.numel() for shape in cost.shapes.values())
+    whole = sum(cost.whole(kind, name) for name in cost.shapes)
+    return {
+        name: cost.factors[kind][name].to(gate.weight.device) * (entries / max(whole, 1e-12))
+        for name, gate in gated.gates.items()
+    }

@@ -1,0 +1,90 @@
+"""Weight pruning of VGG-16 on CIFAR-10 (the paper's Table 1 and its figure without fine-tuning).
+
+python -m examples.vgg16.run tune    --data CIFAR --weights FILE --out runs/vgg16
+python -m examples.vgg16.run gates   --data CIFAR --out runs/vgg16
+python -m examples.vgg16.run joint   --data CIFAR --out runs/vgg16 --budget 0.05
+python -m examples.vgg16.run further --data CIFAR --out runs/vgg16
+python -m examples.vgg16.run --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from examples.cifar10 import data
+from examples.vgg16.model import VGG, load_convolutions_, start_batch_norm_
+from examples.vgg16.steps import Experiment, Settings
+
+STEPS = ("tune", "gates", "joint", "further")
+QUICK_WIDTHS = (16, "pool", 32, "pool", 64, "pool", 64, "pool", 64, "pool")
+MEASURED = 512  # images to start batch norm with
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            return _quick(Path(folder), show=not options.quiet)
+    if options.step is None or options.data is None:
+        raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
+    train, test = data.load(options.data)
+    torch.manual_seed(options.seed)
+    own = Experiment(VGG, train, test, options.out, Settings(seed=options.seed), show=not options.quiet)
+    if options.step == "tune":
+        return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
+    if options.step == "gates":
+        return own.gates()
+    return own.joint(options.budget) if options.step == "joint" else own.further()
+
+
+def _from_imagenet_(model: nn.Module, images: data.Images, file: Path | None) -> None:
+    from safetensors.torch import load_file
+
+    if file is None or not file.is_file():
+        raise FileNotFoundError(
+            f"no weights at {file}: --weights takes the state dict of torchvision's vgg16 (its convolutions are "
+            "enough) as safetensors; see README.md"
+        )
+    assert isinstance(model, VGG)
+    load_convolutions_(model, load_file(file))
+    start_batch_norm_(model, next(iter(data.Batches(images, MEASURED, augment=True)))[0])
+
+
+def _quick(out: Path, *, show: bool) -> dict[str, Any]:
+    """All four steps with a small net, from random weights, on images made here."""
+    settings = Settings(
+        batch=32, tune_steps=60, tune_lr=0.05, joint_steps=60, joint_lr=0.03, gate_steps=30, gate_batch=32,
+        shares=[0.5, 0.2], recalibrate=10,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    # a mirrored grating would be one of another class
+    images = data.made(1024), data.made(500, seed=1)
+    own = Experiment(lambda: VGG(QUICK_WIDTHS), *images, out, settings, show, augment=False)
+    tuned = own.tune(lambda model, images: None)
+    return {"tune": tuned, **own.gates(), "joint": own.joint(0.1), "further": own.further()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", nargs="?", choices=STEPS)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
+    parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
+    parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/vgg16"))
+    parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
+    parser.add_argument("--quiet", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

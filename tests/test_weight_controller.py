@@ -1,0 +1,119 @@
+"""The default rule for gates over single weights: what it closes first, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tgfx
+from tgfx.gates import GateSettings
+from tgfx.training.weight_evidence import WeightEvidence
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 10), nn.ReLU(), nn.Linear(10, 3))
+
+
+def batches(count: int = 8, *, dead: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(count):
+        x = torch.randn(16, 12, generator=generator)
+        x[:, :dead] = 0
+        made.append((x, x[:, -3:].argmax(1)))
+    return made
+
+
+def fitted(model: nn.Module, data: list, share: float, **options) -> tgfx.GatedModule:
+    gated = tgfx.transform(model, data[0][0], granularity="weight", gate=options.pop("gate", None))
+    options = {"train": "gates", "steps": 40, "progress": False, **options}
+    tgfx.fit(gated, data, F.cross_entropy, budget={"params": share}, **options)
+    return gated.eval()
+
+
+def test_weights_that_read_nothing_close_first_however_large() -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[:, :4] *= 100
+    gated = fitted(model, batches(dead=4), 0.8)
+    opened = gated.gates["0.weight"].is_open()
+    assert not bool(opened[:, :4].any())
+    assert float(opened[:, 4:].float().mean()) > 0.8
+    assert 0.79 < float(gated.ratio("params")) <= 0.8
+
+
+def test_the_scale_of_a_layer_does_not_matter_where_the_next_undoes_it() -> None:
+    model, scaled = net(), net()
+    with torch.no_grad():
+        scaled[0].weight.mul_(32), scaled[0].bias.mul_(32), scaled[2].weight.div_(32)  # type: ignore[operator]
+    one, other = (fitted(each, batches(), 0.3) for each in (model, scaled))
+    for name, gate in one.gates.items():
+        assert torch.equal(gate.is_open(), other.gates[name].is_open())
+
+
+@pytest.mark.parametrize("shape", ["constant", "tanh"])
+def test_rows_and_columns_of_the_fisher_information_are_found(shape: str) -> None:
+    """dloss/dw of size row · column: the score is |w| · row · column, whatever the shape of the gates' gradient."""
+    generator = torch.Generator().manual_seed(0)
+    row, column = torch.rand(40, generator=generator) + 0.1, torch.rand(30, generator=generator) + 0.1
+    weight = torch.randn(40, 30, 3, 3, generator=generator, dtype=torch.float64)
+    settings, latent = GateSettings(shape=shape), torch.full_like(weight, 0.4).requires_grad_()
+    evidence = WeightEvidence(weight.shape, memory=100)
+    for _ in range(100):
+        slope = row.view(-1, 1, 1, 1) * column.view(1, -1, 1, 1) * torch.randn(weight.shape, generator=generator)
+        latent.grad = None
+        (settings.trained(latent) * weight * slope).sum().backward()
+        assert evidence.update(weight, latent, settings)
+    score = torch.empty_like(weight)
+    evidence.write_(score, weight, torch.ones(1, 1, 1, 1))
+    wanted = weight.abs() * row.view(-1, 1, 1, 1) * column.view(1, -1, 1, 1)
+    torch.testing.assert_close(score, wanted, rtol=0.2, atol=1e-6)
+    latent.grad = torch.full_like(latent, torch.nan)
+    before = evidence.state_dict()
+    assert not evidence.update(weight, latent, settings)
+    assert torch.equal(evidence.row, before["row"])  # type: ignore[arg-type]
+
+
+def test_without_any_gradient_the_smallest_weights_close() -> None:
+    model = net()
+    gated = tgfx.transform(model, torch.zeros(1, 12), granularity="weight")
+    tgfx.fit(
+        gated, [torch.zeros(2, 12)], training_step=lambda g, x: 0 * g(x).sum(), budget={"params": 0.5}, steps=20,
+        train="gates", progress=False,
+    )  # fmt: skip
+    sizes = torch.cat([model.get_parameter(name).detach().abs().flatten() for name in gated.gates])
+    opened = torch.cat([gate.is_open().flatten() for gate in gated.gates.values()])
+    assert sizes[opened].min() >= sizes[~opened].max()
+    assert 0.49 < float(gated.eval().ratio("params")) <= 0.5
+
+
+def test_the_optimizer_does_not_move_the_gates() -> None:
+    gated = tgfx.transform(net(), torch.zeros(1, 12), granularity="weight").train()
+    optimizer = torch.optim.Adam(gated.parameters(), lr=10.0)
+    for x, target in batches(1):
+        optimizer.zero_grad()
+        (F.cross_entropy(gated(x), target) + gated.budget_loss(params=0.5, steps=1000)).backward()
+        optimizer.step()
+    assert all(bool((gate.weight == 1).all()) for gate in gated.gates.values())
+
+
+def test_a_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    data, options = batches(), {"train": "joint", "steps": 30, "checkpoint": tmp_path / "c.pt", "checkpoint_every": 9}
+    whole = fitted(net(), data, 0.3, train="joint", steps=30)
+    stopped = tgfx.transform(net(), data[0][0], granularity="weight")
+
+    def crash(model: nn.Module) -> dict[str, float]:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        tgfx.fit(
+            stopped, data, F.cross_entropy, budget={"params": 0.3}, val=crash, val_every=20, progress=False, **options
+        )
+    again = fitted(net(), data, 0.3, **options)
+    for (name, one), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name

@@ -1,0 +1,93 @@
+"""What closing a single weight really costs, learned from the gradients that training makes anyway.
+
+As with channels (tgfx.training.evidence) the derivative of the loss by an open gate is near zero in a trained model and
+says little about the gate's closing; the second-order term does:
+
+    loss(closed) − loss(open) ≈ ½·h,    h = w²·F
+
+F is the Fisher information of the weight w, the mean square of the derivative by it. Other than the size of a weight it
+tells what a weight is read with, and is the same however a layer is scaled (batch norm undoes that, and so does the
+next layer). There are as many gates as weights, so F is not kept for each, but for rows and columns of a weight, as
+Adafactor does:
+
+    F[i, j] ≈ row[i] · column[j] / mean
+
+That is next to no memory, and a mean over many weights is sure after a few batches, when each single one is not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tgfx.gates import GateSettings
+from tgfx.ops.weight_gate import row_blocks, slope_of
+
+LEAST = 1e-6  # of a layer's mean F: for rows and columns without any gradient, where the sizes of weights then decide
+NOTHING = 1e-24  # F where a whole layer has none
+
+
+class WeightEvidence:
+    """Running means over batches for the rows and columns of one weight, in blocks: see tgfx.ops.weight_gate."""
+
+    def __init__(self, shape: torch.Size, *, memory: float, device: torch.device | str = "cpu") -> None:
+        """`memory`: about how many batches the means remember."""
+        self.memory = memory
+        self.seen = 0
+        self.row = torch.zeros(shape[0], dtype=torch.float64, device=device)
+        self.column = torch.zeros(shape[1], dtype=torch.float64, device=device)
+        self.mean = torch.zeros((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, latent: Tensor, settings: GateSettings) -> bool:
+        """Take in the gradient of the gates, which is w · dloss/dw; False if it is not finite or there is none.
+
+        A mean of (dloss/dw)² with weights w²: the small weights, which would have to be divided by, do not matter.
+        """
+        gradient = latent.grad
+        if gradient is None:
+            return False
+        squares, shares = torch.zeros_like(self.row), torch.zeros_like(self.row)
+        below, wide = torch.zeros_like(self.column), torch.zeros_like(self.column)
+        for rows in row_blocks(weight.shape):
+            share, slope = weight[rows].detach().to(latent.dtype), slope_of(settings, latent[rows])
+            share = share.square() if slope is None else share.mul(slope).square_()
+            square = gradient[rows].square()
+            squares[rows], shares[rows] = _rows(square), _rows(share)
+            below += _columns(square)
+            wide += _columns(share)
+        total = squares.sum()
+        if not bool(total.isfinite()):
+            return False
+        self.seen += 1
+        rate = max(1 / self.memory, 1 / self.seen)
+        for known, square, share in ((self.row, squares, shares), (self.column, below, wide)):
+            known.lerp_(square / share.clamp(min=1e-300), rate)
+        self.mean.lerp_(total / shares.sum().clamp(min=1e-300), rate)
+        return True
+
+    def write_(self, latent: Tensor, weight: Tensor, scale: Tensor) -> None:
+        """latent ← |w| · √(F · scale), the square root of what closing costs."""
+        mean, least = self.mean.clamp(min=1e-300), max(LEAST * float(self.mean), NOTHING)
+        for rows in row_blocks(weight.shape):
+            square = torch.outer(self.row[rows], self.column / mean).clamp_(min=least)
+            square = square.reshape(*square.shape, *(1 for _ in range(weight.ndim - 2)))
+            own = scale[rows] if scale.shape[0] > 1 else scale
+            latent[rows] = weight[rows].abs() * (square * own).sqrt()
+
+    def state_dict(self) -> dict[str, object]:
+        parts = {"row": self.row.clone(), "column": self.column.clone(), "mean": self.mean.clone()}
+        return {"seen": self.seen, **parts}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.seen = state["seen"]
+        for name in ("row", "column", "mean"):
+            getattr(self, name).copy_(state[name])
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.flatten(1).sum(1, dtype=torch.float64)
+
+
+def _columns(values: Tensor) -> Tensor:
+    return values.flatten(2).sum((0, 2), dtype=torch.float64) if values.ndim > 2 else values.sum(0, dtype=torch.float64)
