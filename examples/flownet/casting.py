@@ -13,14 +13,16 @@ from examples.flownet.scene import Layer, Matrix, Outline, Scene
 USUAL_AREA = 192 * 256  # that the number of objects below is meant for
 
 
-def random_scene(photos: Sequence[Tensor], height: int, width: int, rng: np.random.Generator) -> Scene:
-    """Motions have heavy tails: most are small, some very large, as in FlyingChairs."""
+def random_scene(
+    photos: Sequence[Tensor], height: int, width: int, rng: np.random.Generator, speed: float = 1.0
+) -> Scene:
+    """Shifts have heavy tails: most are small, some very large, as in FlyingChairs. speed: all are multiplied by it."""
     middle = np.array([width - 1, height - 1]) / 2
-    shift = np.clip(_heavy(rng, 1.3), -40, 40)
+    shift = speed * np.clip(_heavy(rng, 1.3), -40, 40)
     motion = _about(_turned(_now_and_then(rng, 0.3, 0.06), 1 + _now_and_then(rng, 0.6, 0.03)), middle, middle + shift)
     layers = [_background(photos, height, width, motion, rng)]
     count = round(rng.uniform(5, 12) * height * width / USUAL_AREA)
-    layers += [_object(photos, height, width, motion, rng) for _ in range(count)]
+    layers += [_object(photos, height, width, motion, rng, speed) for _ in range(count)]
     return Scene(layers, height, width)
 
 
@@ -36,12 +38,12 @@ def _background(
 
 
 def _object(
-    photos: Sequence[Tensor], height: int, width: int, background: Matrix, rng: np.random.Generator
+    photos: Sequence[Tensor], height: int, width: int, background: Matrix, rng: np.random.Generator, speed: float
 ) -> Layer:
     photo = photos[rng.integers(len(photos))]
     size = np.array(photo.shape[:0:-1])
     middle = rng.uniform([-0.1 * width, -0.1 * height], [1.1 * width, 1.1 * height])
-    shift = np.clip(_heavy(rng, 1.6), -80, 80)
+    shift = speed * np.clip(_heavy(rng, 1.6), -80, 80)
     own = _about(_turned(_now_and_then(rng, 0.7, 0.15), 1 + _now_and_then(rng, 0.7, 0.07)), middle, middle + shift)
     texture = _turned(rng.uniform(0, 2 * math.pi), rng.uniform(0.6, 1.2)) @ np.diag([rng.choice([-1, 1]), 1])
     stretch = math.exp(rng.uniform(-0.5, 0.5))

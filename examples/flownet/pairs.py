@@ -30,7 +30,7 @@ class Pairs:
 
     def batch(self, chosen: Any) -> tuple[Tensor, Tensor]:
         """What a net takes, and the flow."""
-        return normalised(np.array(self.images[chosen])), torch.from_numpy(np.float32(self.flows[chosen]))
+        return normalised(np.array(self.images[chosen])), torch.from_numpy(np.array(self.flows[chosen], np.float32))
 
 
 class PairBatches:
@@ -68,7 +68,15 @@ class PairBatches:
         return (image + GREY) * torch.cat([light, light * change]) - GREY, flow
 
 
-def made_pairs(photos: Sequence[Tensor], size: tuple[int, int], count: int, seed: int, store: Path | None = None) -> Pairs:
+def made_pairs(
+    photos: Sequence[Tensor],
+    size: tuple[int, int],
+    count: int,
+    seed: int,
+    store: Path | None = None,
+    *,
+    speed: float = 1.0,
+) -> Pairs:
     """Random scenes; with `store` on disk there, or read from there if they were made before."""
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "images": ((count, 6, *size), np.uint8),
@@ -76,7 +84,7 @@ def made_pairs(photos: Sequence[Tensor], size: tuple[int, int], count: int, seed
     }
     if store is None:
         pairs = Pairs(*(np.empty(shape, kind) for shape, kind in shapes.values()))
-        _fill(pairs, photos, size, seed)
+        _fill(pairs, photos, size, seed, speed)
         return pairs
     if not store.exists():
         aside = store.with_name(store.name + ".writing")  # a store that exists is whole
@@ -85,7 +93,7 @@ def made_pairs(photos: Sequence[Tensor], size: tuple[int, int], count: int, seed
             np.lib.format.open_memmap(aside / f"{name}.npy", mode="w+", shape=shape, dtype=kind)
             for name, (shape, kind) in shapes.items()
         )
-        _fill(Pairs(*mapped), photos, size, seed)
+        _fill(Pairs(*mapped), photos, size, seed, speed)
         aside.rename(store)
     pairs = Pairs(*(np.load(store / f"{name}.npy", mmap_mode="r") for name in shapes))
     if pairs.images.shape != shapes["images"][0]:
@@ -93,9 +101,9 @@ def made_pairs(photos: Sequence[Tensor], size: tuple[int, int], count: int, seed
     return pairs
 
 
-def _fill(pairs: Pairs, photos: Sequence[Tensor], size: tuple[int, int], seed: int) -> None:
+def _fill(pairs: Pairs, photos: Sequence[Tensor], size: tuple[int, int], seed: int, speed: float) -> None:
     for index in range(len(pairs)):
-        scene = random_scene(photos, *size, np.random.default_rng([seed, index]))
+        scene = random_scene(photos, *size, np.random.default_rng([seed, index]), speed)
         first, seen = scene.render(0)
         second, _ = scene.render(1)
         pairs.images[index] = torch.cat([first, second]).mul_(255).round_().clamp_(0, 255).byte().numpy()

@@ -72,7 +72,7 @@ class Scene:
             box = self._box(layer, frame)
             if box[0] >= box[2] or box[1] >= box[3]:
                 continue
-            texture = _sampled(layer.photo, _moved(layer.to_photo @ back, box))
+            texture = sampled(layer.photo, _moved(layer.to_photo @ back, box))
             left, top, right, bottom = box
             part, own = image[:, top:bottom, left:right], seen[top:bottom, left:right]
             if layer.outline is None:
@@ -124,7 +124,7 @@ def _moved(matrix: Matrix, box: Box) -> tuple[Tensor, Tensor]:
     return first[0] * x + (first[1] * y + first[2]), second[0] * x + (second[1] * y + second[2])
 
 
-def _sampled(photo: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
+def sampled(photo: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
     """A photo's colours at these points; mirrored beyond its border, so that everything moves as it should."""
     _, height, width = photo.shape
     x, y = where
