@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from examples.cifar10 import data
+from examples.flownet import run as flownet
 from examples.resnet56 import run as resnet56
 from examples.sine import run as sine
 
@@ -34,6 +35,22 @@ def test_sine_quick(tmp_path: Path) -> None:
     assert all(one.used > 1 for one in softmax)
     assert sum(one.error < 1e-3 for one in gates) >= 2
     assert "<svg" in (tmp_path / "sine.svg").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:FlowNetSimple takes another path in train mode:UserWarning")
+def test_flownet_quick() -> None:
+    results = flownet.main(["--quick", "--quiet"])
+    base, whole = results["base"], results["whole"]
+    assert base["epe"]["held_out"] < 0.5 * base["before"]["held_out"]
+    for budget in (0.6, 0.45):
+        cut = results[f"channels-{budget:.2f}"]
+        assert 0.99 * budget <= cut["channels"] <= budget
+        assert cut["steps"] == whole["steps"]
+        assert cut["gated_compact_delta"] < 1e-5 and cut["onnx_delta"] < 1e-4
+        assert cut["params_count"] < budget * whole["params_count"]
+        assert cut["safetensors_bytes"] < budget * whole["safetensors_bytes"]
+        assert cut["epe"]["held_out"] < 1.1 * whole["epe"]["held_out"]
+        assert sum(kept for kept, _ in cut["retained"].values()) + 10 == round(cut["channels"] * 738)
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:

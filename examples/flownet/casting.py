@@ -16,19 +16,18 @@ USUAL_AREA = 192 * 256  # that the number of objects below is meant for
 def random_scene(
     photos: Sequence[Tensor], height: int, width: int, rng: np.random.Generator, speed: float = 1.0
 ) -> Scene:
-    """Shifts have heavy tails: most are small, some very large, as in FlyingChairs. speed: all are multiplied by it."""
+    """Shifts have heavy tails: most are small, some very large, as in FlyingChairs. speed: of all motions."""
     middle = np.array([width - 1, height - 1]) / 2
     shift = speed * np.clip(_heavy(rng, 1.3), -40, 40)
-    motion = _about(_turned(_now_and_then(rng, 0.3, 0.06), 1 + _now_and_then(rng, 0.6, 0.03)), middle, middle + shift)
+    turn = _turned(_now_and_then(rng, 0.3, 0.06 * speed), 1 + _now_and_then(rng, 0.6, 0.03 * speed))
+    motion = _about(turn, middle, middle + shift)
     layers = [_background(photos, height, width, motion, rng)]
     count = round(rng.uniform(5, 12) * height * width / USUAL_AREA)
     layers += [_object(photos, height, width, motion, rng, speed) for _ in range(count)]
     return Scene(layers, height, width)
 
 
-def _background(
-    photos: Sequence[Tensor], height: int, width: int, motion: Matrix, rng: np.random.Generator
-) -> Layer:
+def _background(photos: Sequence[Tensor], height: int, width: int, motion: Matrix, rng: np.random.Generator) -> Layer:
     photo = photos[rng.integers(len(photos))]
     size = np.array(photo.shape[:0:-1])  # width, height
     linear = _turned(rng.normal(0, 0.1), rng.uniform(0.6, 1.2)) @ np.diag([rng.choice([-1, 1]), 1])
@@ -44,7 +43,8 @@ def _object(
     size = np.array(photo.shape[:0:-1])
     middle = rng.uniform([-0.1 * width, -0.1 * height], [1.1 * width, 1.1 * height])
     shift = speed * np.clip(_heavy(rng, 1.6), -80, 80)
-    own = _about(_turned(_now_and_then(rng, 0.7, 0.15), 1 + _now_and_then(rng, 0.7, 0.07)), middle, middle + shift)
+    turn = _turned(_now_and_then(rng, 0.7, 0.15 * speed), 1 + _now_and_then(rng, 0.7, 0.07 * speed))
+    own = _about(turn, middle, middle + shift)
     texture = _turned(rng.uniform(0, 2 * math.pi), rng.uniform(0.6, 1.2)) @ np.diag([rng.choice([-1, 1]), 1])
     stretch = math.exp(rng.uniform(-0.5, 0.5))
     form = np.diag([stretch, 1 / stretch]) @ _turned(rng.uniform(0, 2 * math.pi), 1)

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     folders = [folder for folder in sorted(options.out.iterdir()) if (folder / "result.json").is_file()]
     names = [folder.name for folder in folders if folder.name != "base"]
     if "whole" not in names:
-        raise SystemExit(f"{options.out} holds no finished stage `further` without a budget, which all is compared with")
+        raise SystemExit(f"{options.out} holds no finished stage `further` without a budget to compare with")
     names = ["whole", *sorted((name for name in names if name != "whole"), reverse=True)]
     results = {name: json.loads((options.out / name / "result.json").read_text()) for name in names}
     times = milliseconds([options.out / name / "model.onnx" for name in names], options.turns)

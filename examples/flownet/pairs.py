@@ -20,7 +20,7 @@ FLO_MAGIC = 202021.25  # the first number in a .flo file
 
 @dataclass(frozen=True)
 class Pairs:
-    """Arrays, in memory or on disk: images (n, 6, h, w) as bytes, both of a pair stacked; flows (n, 2, h, w) in pixels."""
+    """Arrays, in memory or on disk: both images of a pair as bytes (n, 6, h, w), flows in pixels (n, 2, h, w)."""
 
     images: Any
     flows: Any
@@ -115,7 +115,7 @@ def read_chairs(folder: Path) -> Pairs:
     names = [path.name.removesuffix("-gt.flo") for path in sorted(folder.glob("*-gt.flo"))]
     if not names:
         raise FileNotFoundError(
-            f"{folder} holds no pairs of FlyingChairs: expected 0000000-img0.ppm, 0000000-img1.ppm, 0000000-gt.flo, ... "
+            f"{folder} holds no pairs of FlyingChairs: expected 0000000-img0.ppm, -img1.ppm, -gt.flo, ... "
             "(https://github.com/lmb-freiburg/flownet2, data/FlyingChairs_examples)"
         )
     images = [torch.cat([read_image(folder / f"{name}-img{index}.ppm") for index in (0, 1)]) for name in names]
