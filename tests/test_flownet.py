@@ -113,7 +113,7 @@ def test_errors_are_in_pixels() -> None:
 
 @pytest.mark.filterwarnings(TWO_PATHS)
 def test_flownet_is_gated_and_cut_exactly(tmp_path: Path) -> None:
-    """Five flows in train mode and one in eval, skips joined with transposed convolutions: outputs stay, the rest goes."""
+    """Five flows in train mode, one in eval, skips joined to transposed convolutions: what makes a flow stays."""
     torch.manual_seed(0)
     model, x = FlowNetSimple(0.0625), torch.randn(2, 6, 64, 128)
     gated = tgfx.transform(model, x)
