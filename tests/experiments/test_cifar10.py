@@ -14,7 +14,11 @@ import torch
 
 from examples.cifar10 import data
 <<<<<<< HEAD:tests/experiments/test_cifar10.py
+<<<<<<< HEAD:tests/experiments/test_cifar10.py
 =======
+=======
+from examples.flownet import run as flownet
+>>>>>>> flow:tests/test_examples.py
 from examples.resnet56 import run as resnet56
 from examples.sine import run as sine
 from examples.vgg16 import run as vgg16
@@ -71,6 +75,22 @@ def test_vgg16_starts_from_the_features_of_torchvision(tmp_path: Path) -> None:
         load_convolutions_(VGG(), plain.state_dict())
     with pytest.raises(FileNotFoundError, match="torchvision"):
         vgg16._from_imagenet_(model, data.made(8), tmp_path / "none.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore:FlowNetSimple takes another path in train mode:UserWarning")
+def test_flownet_quick() -> None:
+    results = flownet.main(["--quick", "--quiet"])
+    base, whole = results["base"], results["whole"]
+    assert base["epe"]["held_out"] < 0.5 * base["before"]["held_out"]
+    for budget in (0.6, 0.45):
+        cut = results[f"channels-{budget:.2f}"]
+        assert 0.99 * budget <= cut["channels"] <= budget
+        assert cut["steps"] == whole["steps"]
+        assert cut["gated_compact_delta"] < 1e-5 and cut["onnx_delta"] < 1e-4
+        assert cut["params_count"] < budget * whole["params_count"]
+        assert cut["safetensors_bytes"] < budget * whole["safetensors_bytes"]
+        assert cut["epe"]["held_out"] < 1.1 * whole["epe"]["held_out"]
+        assert sum(kept for kept, _ in cut["retained"].values()) + 10 == round(cut["channels"] * 738)
 
 
 def test_both_packings_of_cifar10_are_read_alike(tmp_path: Path) -> None:

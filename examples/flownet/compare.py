@@ -1,0 +1,85 @@
+"""The stages of a run beside each other: sizes, errors, and ONNX Runtime's times taken in turns.
+
+python -m examples.flownet.compare OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+TURNS = 40
+WARM_UP = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the folder that examples.flownet.run was given as --out")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    options = parser.parse_args(arguments)
+    folders = [folder for folder in sorted(options.out.iterdir()) if (folder / "result.json").is_file()]
+    names = [folder.name for folder in folders if folder.name != "base"]
+    if "whole" not in names:
+        raise SystemExit(f"{options.out} holds no finished stage `further` without a budget to compare with")
+    names = ["whole", *sorted((name for name in names if name != "whole"), reverse=True)]
+    results = {name: json.loads((options.out / name / "result.json").read_text()) for name in names}
+    times = milliseconds([options.out / name / "model.onnx" for name in names], options.turns)
+    report = {
+        name: {
+            "epe": results[name]["epe"],
+            "safetensors_bytes": results[name]["safetensors_bytes"],
+            "onnx_bytes": results[name]["onnx_bytes"],
+            "flops": results[name]["flops"],
+            "params": results[name]["params"],
+            "ms": statistics.median(own),
+            "faster": statistics.median(whole / mine for whole, mine in zip(times[0], own, strict=True)),
+        }
+        for name, own in zip(names, times, strict=True)
+    }
+    (options.out / "compare.json").write_text(json.dumps(report, indent=1))
+    _show(report)
+    return report
+
+
+def milliseconds(models: Sequence[Path], turns: int) -> list[list[float]]:
+    """Of each model, one number a turn: processor time on one thread, which leaves out what other jobs take."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    sessions = [onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"]) for path in models]
+    (value,) = sessions[0].get_inputs()
+    image = np.random.default_rng(0).uniform(-0.45, 0.55, (1, *value.shape[1:])).astype(np.float32)
+    times: list[list[float]] = [[] for _ in models]
+    for turn in range(WARM_UP + turns):
+        for session, own in zip(sessions, times, strict=True):
+            began = time.process_time()
+            session.run(None, {value.name: image})
+            if turn >= WARM_UP:
+                own.append(1000 * (time.process_time() - began))
+    return times
+
+
+def _show(report: dict[str, Any]) -> None:
+    table = Table(title="FlowNetSimple")
+    for title in ("", "EPE chairs", "EPE made", "safetensors MB", "ONNX MB", "params", "FLOPs", "ms", "faster"):
+        table.add_column(title, justify="right")
+    for name, row in report.items():
+        megabytes = (f"{row[key] / 1e6:.2f}" for key in ("safetensors_bytes", "onnx_bytes"))
+        shares = (f"{row[key]:.3f}" for key in ("params", "flops"))
+        errors = (f"{row['epe'][key]:.3f}" for key in ("chairs", "held_out"))
+        table.add_row(name, *errors, *megabytes, *shares, f"{row['ms']:.1f}", f"{row['faster']:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

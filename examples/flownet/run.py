@@ -1,0 +1,187 @@
+"""Optical flow with FlowNetSimple at a budget of channels (the paper's Table 3).
+
+python -m examples.flownet.run --data DATA --out OUT base                    the net itself
+python -m examples.flownet.run --data DATA --out OUT further                 some more, whole
+python -m examples.flownet.run --data DATA --out OUT further --channels 0.45 the same steps, with gates
+python -m examples.flownet.compare OUT                                       sizes, errors and times beside each other
+python -m examples.flownet.run --quick                                       all of it, small, on images made here
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import tgfx
+from examples.flownet.error import end_point_error, multiscale_error, still_error
+from examples.flownet.model import FlowNetSimple
+from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs
+from examples.flownet.photos import made_photos, read_photos
+
+TRAIN_SEED, HELD_OUT_SEED = 1, 2
+QUICK_SPEED = 0.1  # motions of about a pixel, which is what a small net learns first
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pairs to train on, and pairs that no training sees: real ones, and made from other photographs."""
+
+    train: Pairs
+    chairs: Pairs
+    held_out: Pairs
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        return _quick(options)
+    if options.data is None or options.stage is None:
+        raise SystemExit("a stage (base or further) and --data are needed: see examples/flownet/README.md, or --quick")
+    found = options.out / _name(options) / "result.json"
+    if found.exists():  # a stage that is done is not done again
+        return json.loads(found.read_text())
+    return run_stage(options, _load(options))
+
+
+def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
+    """Train the net for a number of steps, cut it if there is a budget, measure and store it."""
+    began = time.time()
+    folder = options.out / _name(options)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(options.seed)
+    model = FlowNetSimple(options.width)
+    if options.stage == "further":
+        model.load_state_dict(load_file(options.out / "base" / "weights.safetensors"))
+    before = _errors(model, data)
+    size = data.chairs.images.shape[-2:]
+    gated = tgfx.transform(model, torch.randn(1, 6, *size))  # prices are those of the size that is reported
+    budget = None if options.channels is None else {"channels": options.channels}
+    result = tgfx.fit(
+        gated,
+        PairBatches(data.train, options.crop, options.batch, seed=options.seed),
+        multiscale_error,
+        budget=budget,
+        steps=options.steps,
+        optimizer=torch.optim.Adam(tgfx.param_groups(gated, lr=options.lr)),
+        clip=options.clip,
+        checkpoint=folder / "checkpoint.pt",
+        checkpoint_every=500,
+        log=folder / "log",
+        log_every=options.log_every,
+        progress=not options.quiet,
+        seed=options.seed + (options.stage == "further"),  # further steps see other crops than the base did
+    )
+    compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
+    gated.eval()
+    images, _ = data.chairs.batch(slice(0, 1))
+    with torch.no_grad():
+        delta = (gated(images) - compact(images)).abs().max().item()
+    save_file(
+        {name: value.contiguous() for name, value in compact.state_dict().items()}, folder / "weights.safetensors"
+    )
+    exported = tgfx.export_onnx(compact, folder / "model.onnx", images, measure=False)
+    report = {
+        "stage": options.stage,
+        "channels_budget": options.channels,
+        **{kind: gated.ratio(kind).item() for kind in ("channels", "flops", "params")},
+        "flops_count": round(gated.cost("flops").item()),
+        "params_count": sum(parameter.numel() for parameter in compact.parameters()),
+        "size": list(size),
+        "safetensors_bytes": (folder / "weights.safetensors").stat().st_size,
+        "onnx_bytes": exported.bytes,
+        "onnx_delta": max(exported.max_delta.values()),
+        "gated_compact_delta": delta,
+        "still": {"chairs": still_error(data.chairs), "held_out": still_error(data.held_out)},
+        "before": before,
+        "epe": _errors(compact, data),
+        "loss": [row["loss"] for row in result.history.rows][:: max(1, len(result.history.rows) // 20)],
+        "retained": {name: [gate.open_count(), len(gate.weight)] for name, gate in gated.gates.items()},
+        "width": options.width,
+        "steps": result.steps,
+        "batch": options.batch,
+        "crop": list(options.crop),
+        "lr": options.lr,
+        "seed": options.seed,
+        "train_pairs": len(data.train),
+        "seconds": round(result.seconds),
+        "wall": round(time.time() - began),
+    }
+    (folder / "result.json").write_text(json.dumps(report, indent=1))
+    if not options.quiet:
+        print({key: value for key, value in report.items() if key not in ("retained", "loss")})
+    return report
+
+
+def _errors(model: torch.nn.Module, data: Data) -> dict[str, float]:
+    return {"chairs": end_point_error(model, data.chairs), "held_out": end_point_error(model, data.held_out)}
+
+
+def _name(options: argparse.Namespace) -> str:
+    if options.stage == "base":
+        return "base"
+    return "whole" if options.channels is None else f"channels-{options.channels:.2f}"
+
+
+def _load(options: argparse.Namespace) -> Data:
+    chairs = read_chairs(options.data / "flyingchairs")
+    # a crop moves within its pair, so that a pair can be used many times
+    size = (options.crop[0] + 64, options.crop[1] + 64)
+    photos = read_photos(options.data / "bsds500" / "train")
+    train = made_pairs(photos, size, options.pairs, TRAIN_SEED, options.out / "pairs")
+    others = read_photos(options.data / "bsds500" / "test")
+    return Data(
+        train, chairs, made_pairs(others, chairs.images.shape[-2:], 50, HELD_OUT_SEED, options.out / "held_out")
+    )
+
+
+def _quick(options: argparse.Namespace) -> dict[str, Any]:
+    """Base, whole and two budgets of a narrow net; made pairs stand in for FlyingChairs."""
+    options.width, options.crop, options.batch, options.lr, options.steps = 0.125, (64, 64), 8, 5e-3, 120
+    photos, others = made_photos(6), made_photos(3, seed=1)
+    data = Data(
+        made_pairs(photos, (80, 80), 80, TRAIN_SEED, speed=QUICK_SPEED),
+        made_pairs(others, (64, 64), 8, HELD_OUT_SEED, speed=QUICK_SPEED),
+        made_pairs(others, (64, 64), 8, HELD_OUT_SEED + 1, speed=QUICK_SPEED),
+    )
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        options.out = Path(folder)
+        for options.stage, options.channels in (("base", None), ("further", None), ("further", 0.6), ("further", 0.45)):
+            results[_name(options)] = run_stage(options, data)
+            options.lr, options.steps = 1e-3, 30
+    return results
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("base", "further"), nargs="?")
+    parser.add_argument("--data", type=Path, help="folder with bsds500/ and flyingchairs/ (see README.md)")
+    parser.add_argument("--out", type=Path, default=Path("runs/flownet"))
+    parser.add_argument("--channels", type=float, help="share of the channels to keep; without, the net stays whole")
+    parser.add_argument("--width", type=float, default=0.25, help="of the layers, 1 is the published net")
+    parser.add_argument("--pairs", type=int, default=3000, help="to make and train on")
+    parser.add_argument("--crop", type=int, nargs=2, default=(192, 256), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--clip", type=float, help="largest gradient norm")
+    parser.add_argument("--log-every", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a narrow net on images made here, under a minute")
+    parser.add_argument("--quiet", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
