@@ -1,0 +1,44 @@
+"""VGG-16 in quick mode, and where its weights come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.cifar10 import data
+from examples.vgg16 import run as vgg16
+from examples.vgg16.model import VGG, load_convolutions_, start_batch_norm_
+
+
+def test_vgg16_quick() -> None:
+    found = vgg16.main(["--quick", "--quiet"])
+    assert found["tune"]["accuracy"] > 0.9  # of ten classes
+    for name, budget in (("gates-0.5", 0.5), ("gates-0.2", 0.2), ("joint", 0.1)):
+        own = found[name]
+        assert 0.99 * budget <= own["params"] <= budget
+        assert own["file_apart"] < 1e-4
+        assert own["sparse_bytes"] < 1.5 * budget * own["dense_bytes"]
+    assert found["gates-0.5"]["accuracy"] > found["tune"]["accuracy"] - 0.03
+    assert found["joint"]["accuracy"] > found["tune"]["accuracy"] - 0.05
+    assert found["further"]["steps"] == found["joint"]["settings"]["joint_steps"]
+
+
+def test_vgg16_starts_from_the_features_of_torchvision(tmp_path: Path) -> None:
+    """Batch norm that is put between the loaded layers changes nothing but the scale of the features."""
+    widths = (4, "pool", 6, 8, "pool")
+    plain = VGG(widths)
+    plain.features = torch.nn.Sequential(*(x for x in plain.features if not isinstance(x, torch.nn.BatchNorm2d)))
+    model = VGG(widths).eval()
+    load_convolutions_(model, plain.state_dict())
+    images = torch.randn(16, 3, 32, 32)
+    start_batch_norm_(model, images)
+    with torch.no_grad():
+        wanted, found = plain.features(images), model.features(images)
+    scale = found.norm() / wanted.norm()
+    torch.testing.assert_close(found, scale * wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="3 convolutions"):
+        load_convolutions_(VGG(), plain.state_dict())
+    with pytest.raises(FileNotFoundError, match="torchvision"):
+        vgg16._from_imagenet_(model, data.made(8), tmp_path / "none.safetensors")
