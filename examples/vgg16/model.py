@@ -47,11 +47,13 @@ def load_convolutions_(model: VGG, state: Mapping[str, Tensor]) -> None:
 def start_batch_norm_(model: VGG, images: Tensor) -> None:
     """Start batch norm so that it changes nothing but the scale of whole layers: the loaded features survive.
 
-    Per channel it gives back the mean and deviation that it takes away, over `images`. One factor per layer, which
-    the next batch norm takes out again, makes the deviations about 1, as training rates expect.
+    Per channel it gives back the mean and deviation that it takes away, over `images`. One factor per layer makes the
+    deviations about 1, as training rates expect; the bias of the next layer is scaled by it, as its input is.
     """
-    x = images
+    x, scale = images, 1.0
     for layer in model.features:
+        if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+            layer.bias.mul_(scale)
         if isinstance(layer, nn.BatchNorm2d):
             mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
             deviation = (variance + layer.eps).sqrt()
@@ -59,6 +61,7 @@ def start_batch_norm_(model: VGG, images: Tensor) -> None:
             layer.running_var.copy_(variance)  # type: ignore[union-attr]
             layer.weight.copy_(deviation / deviation.mean())
             layer.bias.copy_(mean / deviation.mean())
+            scale /= float(deviation.mean())
             x = nn.functional.batch_norm(x, mean, variance, layer.weight, layer.bias, eps=layer.eps)
         else:
             x = layer(x)
