@@ -24,10 +24,10 @@ RUNTIMES := openvino MNN ncnn pnnx executorch torchao ruamel.yaml tabulate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test zoo bench runtimes lint typecheck browser clean
+.PHONY: help demo test zoo bench repro-quick runtimes lint typecheck browser clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 demo: $(VENV)/.stamp-core ## train, gate, shrink and export a small net, print before and after
 	$(BIN)/python -m examples.demo.demo
@@ -43,6 +43,13 @@ runtimes: $(VENV)/.stamp-runtimes ## try exported models in OpenVINO, MNN, ncnn 
 
 bench: $(VENV)/.stamp-zoo browser ## measure transform time, training overhead and growth
 	$(BIN)/python -m examples.benchmarks.run
+
+# The paper's experiments, each for less than a minute on data that it makes itself.
+EXPERIMENTS := sine resnet56 gradient_shapes vgg16 flownet translation
+repro-quick: $(VENV)/.stamp-zoo ## run the paper's experiments in their quick modes
+	@for name in $(EXPERIMENTS); do \
+		echo "== $$name"; OMP_NUM_THREADS=1 $(BIN)/python -m examples.$$name.run --quick || exit 1; \
+	done
 
 lint: $(VENV)/.stamp-test ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
