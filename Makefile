@@ -27,7 +27,7 @@ RUNTIMES := openvino MNN ncnn pnnx executorch torchao ruamel.yaml tabulate
 .PHONY: help demo test zoo bench repro-quick runtimes lint typecheck browser clean
 
 help: ## show this list
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(VENV)/.stamp-core ## train, gate, shrink and export a small net, print before and after
 	$(BIN)/python -m examples.demo.demo
