@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from examples.style_transfer.data import as_floats
 from examples.style_transfer.features import Features
 
-CONTENT_STAGE = 2  # relu3_3, counted from 0
-STYLE_WEIGHT = 3.0
+CONTENT_STAGE = 1  # relu2_2, counted from 0
+STYLE_WEIGHT = 5.0
 SMOOTH_WEIGHT = 0.05
 
 

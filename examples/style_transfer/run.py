@@ -17,7 +17,7 @@ import torch
 
 from examples.style_transfer import data, features, measure, pictures
 from examples.style_transfer.losses import StyleLoss
-from examples.style_transfer.training import Model, Protocol, train
+from examples.style_transfer.training import Model, Protocol, result_of, train
 
 FIRST, WHOLE = Model("first", None, None), Model("original", None, "first")
 SHOWN = [3, 17]  # test photographs in the figure
@@ -55,7 +55,7 @@ def _run(
 
 def _compare(models: list[Model], shown: data.Pictures, out: Path, quiet: bool) -> dict[str, Any]:
     """The table and the figures, from the files that the models were written to."""
-    results = {model.name: json.loads((out / model.name / "result.json").read_text()) for model in models}
+    results = {model.name: result_of(out, model.name) for model in models}
     files = {model.name: out / model.name / "model.onnx" for model in models}
     times = measure.milliseconds(files, data.as_floats(shown.test[0]))
     photographs = [number for number in SHOWN if number < len(shown.test)] or [0]
@@ -80,11 +80,11 @@ def _compare(models: list[Model], shown: data.Pictures, out: Path, quiet: bool) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with photographs, paintings and VGG-16 (see README.md)")
-    parser.add_argument("--steps", type=int, default=1400, help="of the first training")
-    parser.add_argument("--more", type=int, default=900, help="of each training that goes on from there")
+    parser.add_argument("--steps", type=int, default=1000, help="of the first training")
+    parser.add_argument("--more", type=int, default=700, help="of each training that goes on from there")
     parser.add_argument("--side", type=int, default=128, help="of a crop")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
     parser.add_argument("--only", help="train only this one: first, original, channels_0.4 or channels_0.1")
     parser.add_argument("--seed", type=int, default=0)

@@ -30,7 +30,8 @@ class Protocol:
     batch: int
     width: int = 32
     blocks: int = 5
-    lr: float = 1e-3
+    lr: float = 2e-3
+    table_lr: float = 1e-2  # of the scales and shifts of a style: Adam moves by the rate, and they have far to go
     compact_every: int = 50
     seed: int = 0
 
@@ -61,14 +62,14 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
     example = as_floats(pictures.test[0]).unsqueeze(0), torch.zeros(1, dtype=torch.int64)
     gated = tgfx.transform(net, example)
     steps = protocol.steps if model.begins is None else protocol.more
-    before = evaluate(gated, pictures, loss)
+    before = evaluate(gated, pictures, loss) if model.begins is None else result_of(out, model.begins)["test"]
     result = tgfx.fit(
         gated,
         Crops(pictures.train, len(pictures.styles), side=protocol.side, batch=protocol.batch, seed=protocol.seed),
         training_step=loss.step,
         budget=None if model.share is None else {"channels": model.share},
         steps=steps,
-        optimizer=torch.optim.Adam(tgfx.param_groups(gated, lr=protocol.lr)),
+        optimizer=torch.optim.Adam(_param_groups(gated, protocol)),
         compact_every=None if model.share is None else protocol.compact_every,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=50,
@@ -105,6 +106,23 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         "wall": round(time.time() - began),
     }
     (folder / "result.json").write_text(json.dumps(report, indent=1))
+
+
+def _param_groups(gated: tgfx.GatedModule, protocol: Protocol) -> list[dict[str, Any]]:
+    weights, *gates = tgfx.param_groups(gated, lr=protocol.lr)
+    of_styles = {id(p) for name, p in gated.named_parameters() if name.endswith((".scale.weight", ".shift.weight"))}
+    tables = [p for p in weights["params"] if id(p) in of_styles]
+    others = [p for p in weights["params"] if id(p) not in of_styles]
+    return [
+        {**weights, "params": others},
+        {**weights, "params": tables, "lr": protocol.table_lr, "name": "tables"},
+        *gates,
+    ]
+
+
+def result_of(out: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / name / "result.json").read_text())
+    return found
 
 
 @torch.no_grad()
