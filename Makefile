@@ -45,7 +45,7 @@ bench: $(VENV)/.stamp-zoo browser ## measure transform time, training overhead a
 	$(BIN)/python -m examples.benchmarks.run
 
 # The paper's experiments, each for less than a minute on data that it makes itself.
-EXPERIMENTS := sine resnet56 gradient_shapes vgg16 flownet translation
+EXPERIMENTS := sine resnet56 gradient_shapes vgg16 style_transfer flownet translation
 repro-quick: $(VENV)/.stamp-zoo ## run the paper's experiments in their quick modes
 	@for name in $(EXPERIMENTS); do \
 		echo "== $$name"; OMP_NUM_THREADS=1 $(BIN)/python -m examples.$$name.run --quick || exit 1; \

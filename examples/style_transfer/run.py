@@ -1,0 +1,98 @@
+"""N-style transfer with fewer channels (the paper's Table 2 and its figures).
+
+python -m examples.style_transfer.run --data FOLDER --out runs/style
+python -m examples.style_transfer.run --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.style_transfer import data, features, measure, pictures
+from examples.style_transfer.losses import StyleLoss
+from examples.style_transfer.training import Model, Protocol, result_of, train
+
+FIRST, WHOLE = Model("first", None, None), Model("original", None, "first")
+SHOWN = [3, 17]  # test photographs in the figure
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.quick:
+        protocol = Protocol(steps=50, more=60, side=24, batch=4, width=8, blocks=2, lr=5e-3, compact_every=15)
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(options, protocol, data.made(), features.random_features(), options.out or Path(folder))
+    if options.data is None:
+        raise SystemExit("--data FOLDER is needed (README.md says what is in it and where people get it), or --quick")
+    protocol = Protocol(options.steps, options.more, options.side, options.batch, lr=options.lr, seed=options.seed)
+    eyes = features.vgg16(options.data / "vgg16_features")
+    return _run(options, protocol, data.load(options.data), eyes, options.out or Path("runs/style_transfer"))
+
+
+def _run(
+    options: argparse.Namespace, protocol: Protocol, shown: data.Pictures, eyes: features.Features, out: Path
+) -> dict[str, Any]:
+    cuts = [Model(f"channels_{share:g}", share, FIRST.name) for share in options.shares]
+    models = [FIRST, WHOLE, *cuts]
+    if options.only is not None:
+        models = [model for model in models if model.name == options.only]
+    loss = StyleLoss(eyes, shown.styles)
+    for model in models:
+        train(model, protocol, shown, loss, out, options.quiet)
+    compared = [WHOLE, *cuts]
+    if not all((out / model.name / "result.json").is_file() for model in compared):
+        return {}
+    return _compare(compared, shown, out, options.quiet)
+
+
+def _compare(models: list[Model], shown: data.Pictures, out: Path, quiet: bool) -> dict[str, Any]:
+    """The table and the figures, from the files that the models were written to."""
+    results = {model.name: result_of(out, model.name) for model in models}
+    files = {model.name: out / model.name / "model.onnx" for model in models}
+    times = measure.milliseconds(files, data.as_floats(shown.test[0]))
+    photographs = [number for number in SHOWN if number < len(shown.test)] or [0]
+    pictures.side_by_side(files, shown, photographs, out / "stylised.jpg")
+    pictures.retained([result for result in results.values() if result["budget"] is not None], out / "channels.svg")
+    whole, table = results[WHOLE.name], {}
+    for name, result in results.items():
+        table[name] = {
+            **{key: result[key] for key in ("channels", "flops", "params", "onnx bytes", "safetensors bytes")},
+            "ms": times[name],
+            "smaller": whole["onnx bytes"] / result["onnx bytes"],
+            "smaller (safetensors)": whole["safetensors bytes"] / result["safetensors bytes"],
+            "faster": times[WHOLE.name] / times[name],
+            **result["test"],
+        }
+        if not quiet:
+            print(name, {key: round(value, 4) for key, value in table[name].items()})
+    (out / "table.json").write_text(json.dumps(table, indent=1))
+    return {"table": table, "results": results}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with photographs, paintings and VGG-16 (see README.md)")
+    parser.add_argument("--steps", type=int, default=1000, help="of the first training")
+    parser.add_argument("--more", type=int, default=700, help="of each training that goes on from there")
+    parser.add_argument("--side", type=int, default=128, help="of a crop")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
+    parser.add_argument("--only", help="train only this one: first, original, channels_0.4 or channels_0.1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="a small net on pictures made here, under a minute")
+    parser.add_argument("--quiet", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
