@@ -65,7 +65,9 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     before = _errors(model, data)
     size = data.chairs.images.shape[-2:]
     gated = tgfx.transform(model, torch.randn(1, 6, *size))  # prices are those of the size that is reported
-    budget = None if options.channels is None else {"channels": options.channels}
+    budget = _budget(options)
+    if "latency" in (budget or {}):
+        gated.use_latency(_latency_table(gated, folder / "latency.csv"))
     result = tgfx.fit(
         gated,
         PairBatches(data.train, options.crop, options.batch, seed=options.seed),
@@ -92,7 +94,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     exported = tgfx.export_onnx(compact, folder / "model.onnx", images, measure=False)
     report = {
         "stage": options.stage,
-        "channels_budget": options.channels,
+        "budget": budget,
         **{kind: gated.ratio(kind).item() for kind in ("channels", "flops", "params")},
         "flops_count": round(gated.cost("flops").item()),
         "params_count": sum(parameter.numel() for parameter in compact.parameters()),
@@ -126,10 +128,23 @@ def _errors(model: torch.nn.Module, data: Data) -> dict[str, float]:
     return {"chairs": end_point_error(model, data.chairs), "held_out": end_point_error(model, data.held_out)}
 
 
+def _budget(options: argparse.Namespace) -> dict[str, float] | None:
+    shares = {kind: getattr(options, kind) for kind in ("channels", "latency") if getattr(options, kind) is not None}
+    return shares or None
+
+
+def _latency_table(gated: tgfx.GatedModule, path: Path) -> tgfx.latency.LatencyTable:
+    """Measured once: a run that goes on needs the table that it was begun with."""
+    if not path.exists():
+        tgfx.latency.measure(gated).to_csv(path)
+    return tgfx.latency.read_csv(path)
+
+
 def _name(options: argparse.Namespace) -> str:
     if options.stage == "base":
         return "base"
-    return "whole" if options.channels is None else f"channels-{options.channels:.2f}"
+    budget = _budget(options) or {}
+    return "-".join(f"{kind}-{share:.2f}" for kind, share in budget.items()) or "whole"
 
 
 def _load(options: argparse.Namespace) -> Data:
@@ -168,12 +183,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with bsds500/ and flyingchairs/ (see README.md)")
     parser.add_argument("--out", type=Path, default=Path("runs/flownet"))
     parser.add_argument("--channels", type=float, help="share of the channels to keep; without, the net stays whole")
-    parser.add_argument("--width", type=float, default=0.25, help="of the layers, 1 is the published net")
+    parser.add_argument("--latency", type=float, help="share of ONNX Runtime's time to keep, besides or instead")
+    parser.add_argument("--width", type=float, default=0.375, help="of the layers, 1 is the published net")
     parser.add_argument("--pairs", type=int, default=3000, help="to make and train on")
     parser.add_argument("--crop", type=int, nargs=2, default=(192, 256), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=20000)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--clip", type=float, help="largest gradient norm")
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
