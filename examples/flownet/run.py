@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tgfx
+from examples.finished import check_finished
 from examples.flownet.error import end_point_error, multiscale_error, still_error
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs
@@ -83,6 +84,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
         progress=not options.quiet,
         seed=options.seed + (options.stage == "further"),  # further steps see other crops than the base did
     )
+    check_finished(result)
     compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
     gated.eval()
     images, _ = data.chairs.batch(slice(0, 1))

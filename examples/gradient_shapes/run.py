@@ -23,6 +23,7 @@ from torch.nn import functional as F
 import tgfx
 from examples.benchmarks.resnet56 import ResNet, resnet56
 from examples.cifar10 import data
+from examples.finished import check_finished
 from examples.gradient_shapes.figure import draw
 from examples.resnet56.run import accuracy, weights_of
 
@@ -79,6 +80,7 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
         progress=False,
         seed=seed,
     )
+    check_finished(fitted)
     rows = [row for row in fitted.history.rows if row.get("val_accuracy") is not None]
     found = Curve(
         shape,

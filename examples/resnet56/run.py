@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import tgfx
 from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
+from examples.finished import check_finished
 
 BATCH = 128
 
@@ -111,6 +112,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         progress=not options.quiet,
         seed=options.seed,
     )
+    check_finished(result)
     as_trained = accuracy(gated, test)
     finished = tgfx.finish(gated, flops=options.budget) if options.rule == "default" else None
     compact = finished.model if finished is not None else tgfx.shrink(gated)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tgfx
+from examples.finished import check_finished
 from examples.style_transfer.data import Crops, Pictures, as_floats
 from examples.style_transfer.losses import StyleLoss
 from examples.style_transfer.model import StyleNet
@@ -78,6 +79,7 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         progress=not quiet,
         seed=protocol.seed + (model.begins is not None),  # other crops than those of the first training
     )
+    check_finished(result)
     gated.eval()
     compact = tgfx.shrink(gated) if model.share is None else tgfx.finish(gated, channels=model.share).model
     compact.eval()

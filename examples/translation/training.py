@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import tgfx
+from examples.finished import check_finished
 from examples.translation.data import Batches
 from examples.translation.model import PAD, Translator
 from examples.translation.recipe import Recipe
@@ -59,6 +60,7 @@ def train(
         progress=not quiet,
         seed=seed,
     )
+    check_finished(result)
     small = tgfx.shrink(gated) if keep is None else tgfx.finish(gated, heads=keep).model
     # The cut model as an object of our own class, which can keep keys and values while it writes.
     own = Translator(model.sizes.of(small.state_dict()))

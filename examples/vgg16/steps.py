@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import tgfx
 from examples.cifar10 import data
+from examples.finished import check_finished
 from examples.resnet56.run import accuracy, matched
 
 EXAMPLE = (1, 3, 32, 32)
@@ -153,7 +154,7 @@ class Experiment:
         loader = data.Batches(self.train, batch or own.batch, augment=self.augment, seed=own.seed)
         if "training_step" not in options:
             options["loss_fn"] = F.cross_entropy
-        return tgfx.fit(
+        result = tgfx.fit(
             gated,
             loader,
             **options,
@@ -164,6 +165,8 @@ class Experiment:
             progress=self.show,
             seed=own.seed,
         )
+        check_finished(result)
+        return result
 
     def _once(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What stands in result.json; where there is none, `run` is run and its result written there."""
