@@ -19,7 +19,7 @@ def multiscale_error(flows: Sequence[Tensor], truth: Tensor) -> Tensor:
     losses = []
     for weight, flow in zip(SCALE_WEIGHTS, flows, strict=True):
         wanted = F.adaptive_avg_pool2d(truth, flow.shape[-2:]) / FlowNetSimple.SCALE
-        losses.append(weight * _distance(flow, wanted).sum() / len(truth))
+        losses.append(weight * _distance(flow.float(), wanted).sum() / len(truth))
     return torch.stack(losses).sum()
 
 

@@ -76,6 +76,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
         budget=budget,
         steps=options.steps,
         optimizer=torch.optim.Adam(tgfx.param_groups(gated, lr=options.lr)),
+        amp=torch.bfloat16 if options.bf16 else None,
         clip=options.clip,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=500,
@@ -115,6 +116,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
         "batch": options.batch,
         "crop": list(options.crop),
         "lr": options.lr,
+        "bf16": options.bf16,
         "seed": options.seed,
         "train_pairs": len(data.train),
         "seconds": round(result.seconds),
@@ -193,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--clip", type=float, help="largest gradient norm")
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); errors are of float32")
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
+from examples.resnet56.losses import LOSSES, Step
 from examples.resnet56.run import BATCH, accuracy, weights_of
 from tgfx.whole_file import whole_file
 
@@ -35,9 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     train, test = data.load(options.data)
+    return _run(options, whole_model(options), train, test)
+
+
+def whole_model(options: argparse.Namespace) -> nn.Module:
     model = resnet56()
     model.load_state_dict(weights_of(options.weights))
-    return _run(options, model, train, test)
+    return model
 
 
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         loader.generator.set_state(state.generator)
     training = _Training(state.model, total, options.lr, state.epoch * len(loader), state.optimizer)
     pruner = group_pruner(state.model) if state.epoch < options.sparse_epochs else None
+    step = _by_labels if options.loss == "labels" else LOSSES[options.loss](whole_model(options))
     for epoch in range(state.epoch, options.epochs):
         began = time.time()
         if epoch == options.sparse_epochs:
@@ -59,7 +65,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
             pruner = None
             training = _Training(state.model, total, options.lr, epoch * len(loader))
             print(f"cut to {flops(state.model) / whole:.4f}: accuracy {accuracy(state.model, test):.4f}", flush=True)
-        losses = [training.step(*batch, pruner) for batch in loader]
+        losses = [training.step(step, batch, pruner, options.bf16) for batch in loader]
         seconds = state.seconds + time.time() - began
         state = _State(state.model, epoch + 1, loader.generator.get_state(), training.optimizer.state_dict(), seconds)
         with whole_file(place) as aside:
@@ -74,6 +80,9 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         "sparse epochs": options.sparse_epochs,
         "steps": total,
         "batch": options.batch,
+        "lr": options.lr,
+        "loss": options.loss,
+        "bf16": options.bf16,
         "seed": options.seed,
         "before": before,
         "after": accuracy(state.model, test),
@@ -104,17 +113,22 @@ class _Training:
         if state is not None:
             self.optimizer.load_state_dict(state)
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor, pruner: Any) -> float:
+    def step(self, loss_of: Step, batch: Any, pruner: Any, bf16: bool) -> float:
         self.model.train()
         self.optimizer.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * self.done / self.total)) / 2
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(images), labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = loss_of(self.model, batch)
         loss.backward()
         if pruner is not None:
             pruner.regularize(self.model)
         self.optimizer.step()
         self.done += 1
         return loss.item()
+
+
+def _by_labels(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def group_pruner(model: nn.Module) -> Any:
@@ -168,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sparse-epochs", type=int, default=0, help="of these, with the regulariser, before the cut")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--loss", choices=("labels", *LOSSES), default="labels", help="see losses.py")
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/peer"))

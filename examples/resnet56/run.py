@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import tgfx
 from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
 from examples.finished import check_finished
+from examples.resnet56.losses import LOSSES
 
 BATCH = 128
 
@@ -51,37 +52,6 @@ def accuracy(model: nn.Module, images: data.Images) -> float:
     return right / len(images)
 
 
-def matched(original: nn.Module) -> Callable[[nn.Module, Any], torch.Tensor]:
-    """The loss for frozen weights: half the squared distance to what the original model says, without labels.
-
-    A trained model is right about nearly all it was trained on, so the labels tell little of what a channel is worth.
-    """
-    original = copy.deepcopy(original).eval().requires_grad_(False)
-
-    def step(gated: nn.Module, batch: Any) -> torch.Tensor:
-        with torch.no_grad():
-            wanted = original(batch[0])
-        return (gated(batch[0]) - wanted).square().sum(1).mean() / 2
-
-    return step
-
-
-def softened(original: nn.Module, temperature: float = 4.0) -> Callable[[nn.Module, Any], torch.Tensor]:
-    """The distance of what the two models believe, rather than of what they say: a common scale of the answers is free.
-
-    Divergence of the softmax at a temperature, times its square (Hinton et al., 2015).
-    """
-    original = copy.deepcopy(original).eval().requires_grad_(False)
-
-    def step(gated: nn.Module, batch: Any) -> torch.Tensor:
-        with torch.no_grad():
-            wanted = (original(batch[0]) / temperature).log_softmax(1)
-        found = (gated(batch[0]) / temperature).log_softmax(1)
-        return F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2
-
-    return step
-
-
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
@@ -90,19 +60,22 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     whole = accuracy(model, test)
     gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
     loss = options.loss or ("match" if options.train == "gates" else "labels")
-    step = {"match": matched, "soft": softened}.get(loss)
+    step = LOSSES.get(loss)
+    steps = options.steps or round(options.epochs * len(loader))
     result = tgfx.fit(
         gated,
         loader,
         F.cross_entropy if step is None else None,
         training_step=None if step is None else step(model),
         budget={"flops": options.budget},
-        steps=options.steps or round(options.epochs * len(loader)),
+        steps=steps,
+        schedule=_schedule(options, steps),
         train=options.train,
         rule=options.rule,
         weight=options.weight,
         lr=options.lr,
         gate_lr=options.gate_lr,
+        amp=torch.bfloat16 if options.bf16 else None,
         recalibrate=options.recalibrate if options.train == "gates" else 0,
         compact_every=options.compact_every,
         checkpoint=options.out / "checkpoint.pt",
@@ -123,6 +96,9 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         "loss": loss,
         "steps": result.steps,
         "batch": options.batch,
+        "lr": options.lr,
+        "bf16": options.bf16,
+        "close": options.close,
         "seed": options.seed,
         "flops": gated.ratio("flops").item(),
         "params": gated.ratio("params").item(),
@@ -142,6 +118,11 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
 def _gates(options: argparse.Namespace) -> tgfx.GateSpec | None:
     """The paper's rule begins with random gates; the default rule with open ones."""
     return tgfx.GateSpec(init="random") if options.rule == "paper" else None
+
+
+def _schedule(options: argparse.Namespace, steps: int) -> tgfx.Schedule | None:
+    """None: the library's own. A short joint run leaves the weights more time if its gates close early."""
+    return None if options.close is None else tgfx.Schedule(steps, close=options.close, hold=options.close + 0.1)
 
 
 def _quick_model() -> nn.Module:
@@ -172,8 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument(
-        "--loss", choices=("labels", "match", "soft"), help="default: match (the model's own answers) for gates"
+        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: match for gates, labels for joint"
     )
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
+    parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")
     parser.add_argument("--compact-every", type=int)
     parser.add_argument("--recalibrate", type=int, default=0, help="gates only: batches to measure batch norm with")
     parser.add_argument("--seed", type=int, default=0)

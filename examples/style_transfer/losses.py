@@ -46,7 +46,7 @@ class StyleLoss:
         with torch.no_grad():
             shown = self.features(photographs, CONTENT_STAGE + 1)[-1]
         found = self.features(stylised)
-        content = (found[CONTENT_STAGE] - shown).square().mean() / shown.square().mean()
+        content = (found[CONTENT_STAGE] - shown).float().square().mean() / shown.float().square().mean()
         errors = []
         for layer, wanted in zip(found, self.grams, strict=True):
             target = wanted[style]
@@ -61,10 +61,11 @@ class StyleLoss:
 
 def gram(x: Tensor) -> Tensor:
     """(batch, channels, height, width) -> which channels are active together, (batch, channels, channels)."""
-    flat = x.flatten(2)
-    return flat @ flat.transpose(1, 2) / flat.shape[2]
+    with torch.autocast(x.device.type, enabled=False):  # sums over all pixels, of which differences matter
+        flat = x.float().flatten(2)
+        return flat @ flat.transpose(1, 2) / flat.shape[2]
 
 
 def total_variation(images: Tensor) -> Tensor:
     down, right = images[:, :, 1:] - images[:, :, :-1], images[:, :, :, 1:] - images[:, :, :, :-1]
-    return down.abs().mean() + right.abs().mean()
+    return down.abs().float().mean() + right.abs().float().mean()

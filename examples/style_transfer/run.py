@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             return _run(options, protocol, data.made(), features.random_features(), options.out or Path(folder))
     if options.data is None:
         raise SystemExit("--data FOLDER is needed (README.md says what is in it and where people get it), or --quick")
-    protocol = Protocol(options.steps, options.more, options.side, options.batch, lr=options.lr, seed=options.seed)
+    protocol = Protocol(
+        options.steps, options.more, options.side, options.batch, lr=options.lr, seed=options.seed, bf16=options.bf16
+    )
     eyes = features.vgg16(options.data / "vgg16_features")
     return _run(options, protocol, data.load(options.data), eyes, options.out or Path("runs/style_transfer"))
 
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
     parser.add_argument("--only", help="train only this one: first, original, channels_0.4 or channels_0.1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

@@ -35,6 +35,7 @@ class Protocol:
     table_lr: float = 1e-2  # of the scales and shifts of a style: Adam moves by the rate, and they have far to go
     compact_every: int = 50
     seed: int = 0
+    bf16: bool = False  # train in bfloat16 (autocast); what is reported is of float32
 
     def net(self, styles: int) -> StyleNet:
         torch.manual_seed(self.seed)
@@ -71,6 +72,7 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         budget=None if model.share is None else {"channels": model.share},
         steps=steps,
         optimizer=torch.optim.Adam(_param_groups(gated, protocol)),
+        amp=torch.bfloat16 if protocol.bf16 else None,
         compact_every=None if model.share is None else protocol.compact_every,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=50,
@@ -93,6 +95,7 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         "batch": protocol.batch,
         "side": protocol.side,
         "lr": protocol.lr,
+        "bf16": protocol.bf16,
         "seed": protocol.seed,
         "channels": gated.ratio("channels").item(),
         "flops": gated.cost("flops").item(),

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
     train, test = data.load(options.data)
     torch.manual_seed(options.seed)
-    own = Experiment(VGG, train, test, options.out, Settings(seed=options.seed), show=not options.quiet)
+    own = Experiment(
+        VGG, train, test, options.out, Settings(seed=options.seed, bf16=options.bf16), show=not options.quiet
+    )
     if options.step == "tune":
         return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
     if options.step == "gates":
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/vgg16"))
     parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")

@@ -23,7 +23,8 @@ from torch.nn import functional as F
 import tgfx
 from examples.cifar10 import data
 from examples.finished import check_finished
-from examples.resnet56.run import accuracy, matched
+from examples.resnet56.losses import matched
+from examples.resnet56.run import accuracy
 
 EXAMPLE = (1, 3, 32, 32)
 
@@ -42,6 +43,7 @@ class Settings:
     shares: list[float] = field(default_factory=lambda: [0.5, 0.3, 0.2, 0.1])
     recalibrate: int = 60  # batches
     seed: int = 0
+    bf16: bool = False  # train in bfloat16 (autocast); accuracies are of float32
 
 
 @dataclass
@@ -158,6 +160,7 @@ class Experiment:
             gated,
             loader,
             **options,
+            amp=torch.bfloat16 if own.bf16 else None,
             checkpoint=self.out / name / "checkpoint.pt",
             checkpoint_every=50,
             log=self.out / name / "log",
