@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import tgfx
-from examples.benchmarks.resnet56 import ResNet, resnet56
+from examples.benchmarks.resnet56 import ResNet
 from examples.cifar10 import data
 from examples.finished import check_finished
 from examples.gradient_shapes.figure import draw
-from examples.resnet56.run import accuracy, weights_of
+from examples.resnet56.run import accuracy, whole_model
 
 SHAPES = ("constant", "sigmoid", "tanh")
 POINTS = 6  # at which accuracy is measured on the way
@@ -54,6 +54,7 @@ class Task:
     steps: int
     batch: int
     lr: float
+    bf16: bool = False
 
 
 def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
@@ -72,6 +73,7 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
         budget={"flops": task.budget},
         steps=task.steps,
         lr=task.lr,
+        amp=torch.bfloat16 if task.bf16 else None,
         val=lambda model: {"accuracy": accuracy(model, task.measured_on)},
         val_every=every,
         checkpoint=out / f"{shape}-{seed}.pt",
@@ -116,9 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> list[Curve]:
         with tempfile.TemporaryDirectory() as folder:
             return _all(_quick_task(), 1, Path(folder), began)
     train, test = data.load(options.data)
-    model = resnet56()
-    model.load_state_dict(weights_of(options.weights))
-    task = Task(model, train, test.first(options.images), options.budget, options.steps, options.batch, options.lr)
+    task = Task(
+        whole_model(options.weights),
+        train,
+        test.first(options.images),
+        options.budget,
+        options.steps,
+        options.batch,
+        options.lr,
+        options.bf16,
+    )
     return _all(task, options.seeds, options.out, began)
 
 
@@ -153,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--images", type=int, default=2000, help="test images to measure on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/gradient_shapes"))

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
 from examples.resnet56.losses import LOSSES, Step
-from examples.resnet56.run import BATCH, accuracy, weights_of
+from examples.resnet56.run import BATCH, accuracy, whole_model
 from tgfx.whole_file import whole_file
 
 STEPS = 400  # in which the pruner goes towards its largest ratio; it stops at the budget
@@ -36,13 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     train, test = data.load(options.data)
-    return _run(options, whole_model(options), train, test)
-
-
-def whole_model(options: argparse.Namespace) -> nn.Module:
-    model = resnet56()
-    model.load_state_dict(weights_of(options.weights))
-    return model
+    return _run(options, whole_model(options.weights), train, test)
 
 
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
@@ -57,7 +51,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         loader.generator.set_state(state.generator)
     training = _Training(state.model, total, options.lr, state.epoch * len(loader), state.optimizer)
     pruner = group_pruner(state.model) if state.epoch < options.sparse_epochs else None
-    step = _by_labels if options.loss == "labels" else LOSSES[options.loss](whole_model(options))
+    step = _by_labels if options.loss == "labels" else LOSSES[options.loss](whole_model(options.weights))
     for epoch in range(state.epoch, options.epochs):
         began = time.time()
         if epoch == options.sparse_epochs:

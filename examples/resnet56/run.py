@@ -34,11 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             options.out, options.steps, options.budget = Path(folder), 12, 0.6
-            return _run(options, _quick_model(), data.made(512), data.made(200, seed=1))
+            return _run(options, quick_model(), data.made(512), data.made(200, seed=1))
     train, test = data.load(options.data)
-    model = resnet56()
-    model.load_state_dict(weights_of(options.weights))
-    return _run(options, model, train, test)
+    return _run(options, whole_model(options.weights), train, test)
 
 
 def accuracy(model: nn.Module, images: data.Images) -> float:
@@ -125,18 +123,20 @@ def _schedule(options: argparse.Namespace, steps: int) -> tgfx.Schedule | None:
     return None if options.close is None else tgfx.Schedule(steps, close=options.close, hold=options.close + 0.1)
 
 
-def _quick_model() -> nn.Module:
+def quick_model() -> nn.Module:
     from examples.benchmarks.resnet56 import ResNet
 
     torch.manual_seed(0)
     return ResNet(1)
 
 
-def weights_of(path: Path) -> dict[str, torch.Tensor]:
-    """The public checkpoint was saved from a wrapper, which shows in the names."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+def whole_model(weights: Path) -> nn.Module:
+    """ResNet-56 with a public checkpoint, which was saved from a wrapper: it shows in the names."""
+    state = torch.load(weights, map_location="cpu", weights_only=True)
     state = state.get("state_dict", state)
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    model = resnet56()
+    model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+    return model
 
 
 def _parser() -> argparse.ArgumentParser:

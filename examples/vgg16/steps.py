@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import tgfx
 from examples.cifar10 import data
-from examples.finished import check_finished
+from examples.finished import check_finished, load_finished_
 from examples.resnet56.losses import matched
 from examples.resnet56.run import accuracy
 
@@ -109,7 +109,7 @@ class Experiment:
                 return {**self._cut(gated, share, name, before), "seconds": round(result.seconds)}
 
             found[name] = self._once(name, closed)
-            _load_gates_(gated, self.out / name / "checkpoint.pt")
+            load_finished_(gated, self.out / name / "checkpoint.pt")
         return found
 
     def joint(self, share: float) -> dict[str, Any]:
@@ -194,8 +194,3 @@ class Experiment:
         model = self.make()
         model.load_state_dict(torch.load(self.out / "tune" / "model.pt", weights_only=True))
         return model
-
-
-def _load_gates_(gated: tgfx.GatedModule, checkpoint: Path) -> None:
-    """The gated model as a finished run left it, whether it ran now or on another day."""
-    gated.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state"]["gated"])

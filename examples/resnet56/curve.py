@@ -1,0 +1,143 @@
+"""Accuracy against the share of FLOPs with frozen weights (the paper's figure without fine-tuning).
+
+python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/curve
+python -m examples.resnet56.curve --quick
+
+Two runs go down from share to share: one keeps batch norm's statistics too, the other measures them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import tgfx
+from examples.cifar10 import data
+from examples.finished import check_finished, load_finished_
+from examples.resnet56.curve_figure import draw
+from examples.resnet56.losses import LOSSES
+from examples.resnet56.run import accuracy, quick_model, whole_model
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+RUNS = {"kept": 0, "measured anew": 60}  # what becomes of batch norm's statistics: batches to measure them with
+WATCH = 0.2  # of the steps at a share in which gates are only watched: each share gathers its evidence anew
+
+
+@dataclass(frozen=True)
+class Point:
+    """The model at one share: what was asked for, what it takes, and how right it is on the test images."""
+
+    run: str
+    share: float
+    flops: float
+    params: float
+    accuracy: float
+    compact: float  # of the cut model
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Task:
+    model: nn.Module
+    train: data.Images
+    test: data.Images
+    shares: Sequence[float]
+    steps: int  # at each share
+    batch: int
+    loss: str
+    bf16: bool
+    seed: int
+
+
+def go_down(task: Task, run: str, out: Path) -> list[Point]:
+    """From share to share; what was done before is read back."""
+    gated = tgfx.transform(copy.deepcopy(task.model), torch.randn(1, 3, 32, 32))
+    points = []
+    for share in task.shares:
+        folder = out / f"{run.replace(' ', '-')}-{share:g}"
+        folder.mkdir(parents=True, exist_ok=True)
+        found = folder / "result.json"
+        if not found.is_file():
+            found.write_text(json.dumps(asdict(_point(task, gated, run, share, folder)), indent=1))
+            (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
+        load_finished_(gated, folder / "checkpoint.pt")
+        points.append(Point(**json.loads(found.read_text())))
+        print(points[-1], flush=True)
+    return points
+
+
+def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: Path) -> Point:
+    result = tgfx.fit(
+        gated,
+        data.Batches(task.train, task.batch, augment=True, seed=task.seed),
+        training_step=LOSSES[task.loss](task.model),
+        budget={"flops": share},
+        steps=task.steps,
+        schedule=tgfx.Schedule(task.steps, watch=WATCH, close=0.7, hold=0.95),
+        train="gates",
+        recalibrate=RUNS[run],
+        amp=torch.bfloat16 if task.bf16 else None,
+        checkpoint=folder / "checkpoint.pt",
+        checkpoint_every=100,
+        log=folder / "log",
+        log_every=10,
+        progress=False,
+        seed=task.seed,
+    )
+    check_finished(result)
+    ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
+    compact = tgfx.shrink(gated)
+    right = accuracy(gated, task.test), accuracy(compact, task.test)
+    return Point(run, share, ratios["flops"], ratios["params"], *right, round(result.seconds))
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Point]:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.quick:
+        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "match", False, 0)
+        with tempfile.TemporaryDirectory() as folder:
+            return _both(task, Path(folder))
+    train, test = data.load(options.data)
+    task = Task(
+        whole_model(options.weights), train, test, options.shares, options.steps, options.batch, options.loss,
+        options.bf16, options.seed,
+    )  # fmt: skip
+    return _both(task, options.out)
+
+
+def _both(task: Task, out: Path) -> list[Point]:
+    began = time.time()
+    whole = accuracy(task.model, task.test)
+    points = [point for run in RUNS for point in go_down(task, run, out)]
+    draw(points, whole, out / "curve.svg")
+    print(f"the whole model: {whole:.2%}; {time.time() - began:.0f} s in this call")
+    return points
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
+    parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
+    parser.add_argument("--steps", type=int, default=150, help="at each share")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--loss", choices=tuple(LOSSES), default="match", help="see losses.py")
+    parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/resnet56-curve"))
+    parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
