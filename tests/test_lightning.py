@@ -108,7 +108,7 @@ def test_a_choice_meets_the_budget() -> None:
     torch.manual_seed(0)
     net = Net()
     net.second = tgfx.Choice([nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 1)], init=0)  # type: ignore[assignment]
-    gated = tgfx.transform(net, torch.zeros(1, 1, 6, 6), ignore=["first", "out"])
+    gated = tgfx.transform(net, torch.zeros(1, 1, 6, 6), granularity="layer")
     trainer(GateCallback({"flops": 0.2})).fit(Task(gated), loader())
     assert gated.gates["second"].chosen() == 1  # type: ignore[union-attr]
     assert gated.eval().ratio("flops").item() <= 0.2

@@ -35,9 +35,9 @@ class Candidates:
         return self.latent.numel()
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, their latent weights and their weights."""
+        """Rows, their latent weights and their weights; in bfloat16 a threshold of float32 could not be compared to."""
         for rows in row_blocks(self.latent.shape):
-            yield rows, self.latent[rows], self.weight[rows]
+            yield rows, _precise(self.latent[rows]), _precise(self.weight[rows])
 
     def price(self, kind: str, rows: slice) -> Tensor:
         """Of these rows' gates, or of size 1 if all cost the same."""
@@ -124,10 +124,14 @@ def shift_(gates: Sequence[Candidates], cutoff: Cutoff) -> bool:
     if before == sum(counts_of(gates, cutoff)):  # open ones are the largest now and then: as many are the same
         return False
     for own, rows, opened in cutoff.masks(gates):
-        moved = own.latent[rows] - cutoff.top
-        least = torch.finfo(moved.dtype).tiny
+        moved = _precise(own.latent[rows]) - cutoff.top
+        least = torch.finfo(own.latent.dtype).tiny
         own.latent[rows] = torch.where(opened, moved.clamp(min=least), moved.clamp(max=0))
     return True
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _first_that_fit(own: Candidates, rows: slice, tied: Tensor, room: dict[str, float]) -> Tensor:
