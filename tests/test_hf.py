@@ -101,9 +101,7 @@ def test_single_weights(tmp_path: Path) -> None:
     assert logged[-1]["phase"] == 3 and logged[-1]["target_params"] == 0.6
     assert logged[-1]["channels"] == sum(gate.open_count() for gate in gated.gates.values())
     assert 0.59 < gated.eval().ratio("params").item() <= 0.6
-    trainer(twin, GateCallback({"params": 0.6}), tmp_path).train(
-        resume_from_checkpoint=str(tmp_path / "checkpoint-8")
-    )
+    trainer(twin, GateCallback({"params": 0.6}), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     for name, gate in twin.gates.items():
         assert torch.equal(gate.is_open(), gated.gates[name].is_open()), name
 

@@ -445,7 +445,9 @@ def test_budget_and_loss_may_be_differentiated_apart() -> None:
     _, gated, x = made("convolutions", gate=tgfx.GateSpec(shape="tanh"))
     close_at_random(gated.train(), 0.5)
     latents = [gate.weight for gate in gated.gates.values()]
-    together = torch.autograd.grad(gated(x).square().sum() + gated.budget_loss(params=0.3, flops=0.2, weight=1.0), latents)
+    together = torch.autograd.grad(
+        gated(x).square().sum() + gated.budget_loss(params=0.3, flops=0.2, weight=1.0), latents
+    )
     loss = gated(x).square().sum()
     budget = gated.budget_loss(params=0.3, flops=0.2, weight=1.0)
     loss.backward()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import tgfx
 from tgfx.errors import BudgetError
 from tgfx.ops import weight_gate
-from tgfx.training.weight_controller import shift_to_
+from tgfx.training.weight_landing import shift_to_
 from tgfx.training.weight_selection import Candidates, counts_of, largest, shift_
 
 
@@ -41,9 +41,7 @@ def drawn(seed: int, values: int, dtype: torch.dtype) -> tuple[list[Tensor], lis
     room=st.integers(0, 45),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
-def test_the_order_is_latent_weight_then_size_then_place(
-    seed: int, values: int, room: int, dtype: torch.dtype
-) -> None:
+def test_the_order_is_latent_weight_then_size_then_place(seed: int, values: int, room: int, dtype: torch.dtype) -> None:
     latents, weights = drawn(seed, values, dtype)
     flat = torch.cat([one.flatten() for one in latents]).double().numpy()
     sizes = torch.cat([one.abs().flatten() for one in weights]).double().numpy()
@@ -120,7 +118,7 @@ def test_every_weight_keeps_its_floor() -> None:
     shift_to_(gated, {"params": 0.5}, floor=0.25)
     assert gated.gates["2.weight"].open_count() == 12  # a quarter of 48
     assert gated.gates["0.weight"].open_count() == 97 - 19 - 12  # 97 parameters are half, 19 have no gate
-    with pytest.raises(BudgetError, match="at least 0.1077"):
+    with pytest.raises(BudgetError, match=r"at least 0\.1077"):
         tgfx.fit(
             gated, [torch.zeros(2, 8)], training_step=lambda g, x: g(x).sum(), budget={"params": 0.1}, progress=False
         )

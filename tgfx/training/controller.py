@@ -27,11 +27,21 @@ from torch.optim import Optimizer
 
 from tgfx.choice_gate import ChoiceGate
 from tgfx.errors import BudgetError, InputError
-from tgfx.training.alternatives import affordable, set_alternatives_
+from tgfx.training.alternatives import affordable, choice_slots
 from tgfx.training.evidence import Evidence
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
-from tgfx.training.selection import Prices, all_open, best_closed, cheapest, close_worst, fewest, land, protected
+from tgfx.training.selection import (
+    Prices,
+    all_open,
+    best_closed,
+    change_alternatives_,
+    cheapest,
+    close_worst,
+    fewest,
+    land,
+    protected,
+)
 from tgfx.training.stops import choose_at, fast_stops
 from tgfx.training.two_states import TwoStates
 from tgfx.training.vectors import gate_gradients, gate_weights, movable, set_gate_weights_
@@ -182,8 +192,11 @@ class BudgetController(StepWatcher):
             self.evidence.moved(self._opened())
         samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
         samples = self._ranks.total(self.gated, samples)
-        useful = gradient is not None and bool(gradient[ours.to(gradient.device)].any())
-        useful = useful and gradient is not None and self.evidence.update(gradient, samples)
+        useful = (
+            gradient is not None
+            and bool(gradient[ours.to(gradient.device)].any())
+            and self.evidence.update(gradient, samples)
+        )
         self._silent = 0 if useful else self._silent + 1
         if self._silent == STALL:
             warnings.warn(
@@ -212,27 +225,19 @@ class BudgetController(StepWatcher):
                 chosen, threshold = close_worst(prices, ranked, candidates, keep, targets)
             else:
                 least = fewest(gated, prices, self.floor, stops, scores)
-                if self._change_alternatives(prices, least, targets):
+                if change_alternatives_(gated, prices, least, targets):
                     return self._chosen(targets, exactly=exactly)
                 chosen, threshold = choose_at(gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
             if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
                 break
             self._balance(gaps)
-        if self._change_alternatives(prices, chosen, targets):
+        if change_alternatives_(gated, prices, chosen, targets):
             return self._chosen(targets, exactly=exactly)
         if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
         return self._ranks.agree(gated, latent(scores, chosen, cells=cells(gated)))
-
-    def _change_alternatives(self, prices: Prices, least: Tensor, targets: Mapping[str, float]) -> bool:
-        """Where not even `least` meets the targets: whether other alternatives were chosen that can."""
-        if prices.met(least, targets):
-            return False
-        if not any(isinstance(gate, ChoiceGate) for gate in self.gated.gates.values()):
-            return False
-        return set_alternatives_(self.gated, affordable(self.gated, prices, least, targets))
 
     def _opened(self) -> Tensor:
         return torch.from_numpy(self.gated.open_slots()).to(self.evidence.mean.device)
@@ -285,6 +290,6 @@ def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float
                 found=f"{share:g}",
                 fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
             )
-    if len(budget) > 1 and any(isinstance(gate, ChoiceGate) for gate in gated.gates.values()):
+    if len(budget) > 1 and choice_slots(gated):
         prices = Prices(gated)  # each can be met, but the same alternatives must meet them all
         affordable(gated, prices, fewest(gated, prices, floor, stops), budget)

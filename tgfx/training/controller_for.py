@@ -8,7 +8,8 @@ from tgfx.gated import GatedModule
 from tgfx.training.controller import FLOOR, BudgetController, check_feasible
 from tgfx.training.schedule import Schedule
 from tgfx.training.weight_controller import FLOOR as WEIGHT_FLOOR
-from tgfx.training.weight_controller import WeightController, check_weight_budget
+from tgfx.training.weight_controller import WeightController
+from tgfx.training.weight_landing import check_weight_budget
 from tgfx.weight.gated import WeightGatedModule
 
 Controller = BudgetController | WeightController

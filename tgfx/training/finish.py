@@ -11,17 +11,16 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from tgfx.budget import Budget
-from tgfx.choice_gate import ChoiceGate
 from tgfx.errors import InputError
 from tgfx.report import FLOPS_NOTE, amount, render
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
-from tgfx.training.alternatives import affordable, set_alternatives_, unaffordable
+from tgfx.training.alternatives import unaffordable
 from tgfx.training.controller import check_feasible
-from tgfx.training.selection import Prices, all_open, close_worst, fewest, land, protected
+from tgfx.training.selection import Prices, all_open, change_alternatives_, close_worst, fewest, land, protected
 from tgfx.training.stops import choose_at, fast_stops, multiples
 from tgfx.training.vectors import gate_weights, set_gate_weights_
-from tgfx.training.weight_controller import check_weight_budget, shift_to_
+from tgfx.training.weight_landing import check_weight_budget, shift_to_
 from tgfx.verify import eval_mode
 from tgfx.weight.gated import WeightGatedModule
 
@@ -79,9 +78,7 @@ def finish(
     stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, _checked(round_to))
     saved = gate_weights(gated)
     try:
-        if any(isinstance(gate, ChoiceGate) for gate in gated.gates.values()):
-            least = fewest(gated, prices, 0.0, stops, scores)
-            set_alternatives_(gated, affordable(gated, prices, least, wanted))
+        change_alternatives_(gated, prices, fewest(gated, prices, 0.0, stops, scores), wanted)
         if stops is None:
             chosen = _nudged(gated, prices, scores, wanted)
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tgfx.training.alternatives import cheapest_alternatives
+from tgfx.training.alternatives import affordable, cheapest_alternatives, choice_slots, set_alternatives_
 from tgfx.training.stops import Stops, least_at
 from tgfx.training.vectors import movable
 
@@ -94,6 +94,16 @@ def fewest(
         return least_at(gated, prices, scores, stops, floor)
     others = torch.from_numpy(gated.open_slots()) & ~prices.movable
     return protected(gated, scores, floor) | others.to(scores.device)
+
+
+def change_alternatives_(gated: GatedModule, prices: Prices, least: Tensor, targets: Mapping[str, float]) -> bool:
+    """Choose other alternatives, where not even `least` meets the targets; whether any changed. BudgetError if none do.
+
+    A measured cost may be lower with all gates open than with few.
+    """
+    if not choice_slots(gated) or prices.met(least, targets) or prices.met(all_open(gated, least.device), targets):
+        return False
+    return set_alternatives_(gated, affordable(gated, prices, least, targets))
 
 
 def close_worst(

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from tgfx.errors import BudgetError, InputError
+from tgfx.errors import InputError
 from tgfx.sharding import is_sharded
 from tgfx.training.ranks import check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher, weakly
 from tgfx.training.weight_evidence import WeightEvidence
-from tgfx.training.weight_selection import Candidates, Cutoff, cost, counts_of, largest, shift_
+from tgfx.training.weight_landing import check_weight_budget, shift_to_
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
@@ -34,8 +34,6 @@ STEPS = 1000
 UPDATES = 50  # a pass over all weights each
 FLOOR = 0.001  # share of every weight that stays open: few, since sparse layers are what is wanted, but never none
 STALL = 50  # steps without any gradient after which to warn
-GATES = "gates"  # counted, beside the kinds of cost
-SLACK = 1e-12  # of the whole cost: the rounding of shares
 
 
 class WeightController(StepWatcher):
@@ -80,9 +78,7 @@ class WeightController(StepWatcher):
         own = set(self._names)
         if any(p.requires_grad for p in self.gated.parameters() if id(p) not in own):
             seen = weakly(self, "_after_backward")
-            self._hooks += [
-                gate.weight.register_post_accumulate_grad_hook(seen) for gate in self.gated.gates.values()
-            ]
+            self._hooks += [gate.weight.register_post_accumulate_grad_hook(seen) for gate in self.gated.gates.values()]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
@@ -163,72 +159,6 @@ class WeightController(StepWatcher):
         if multiplier > 0:
             for gate in gates.values():
                 gate.weight.div_(multiplier)
-
-
-def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float], floor: float | None = None) -> None:
-    """Refuse a budget below what has no gate; with a floor, below that and `floor` of every weight."""
-    for kind, share in budget.items():
-        least = gated.cheapest(kind)
-        what = "what has no gate costs more"
-        if floor is not None:
-            shapes, prices = gated.facts.cost.shapes, gated.facts.cost.factors[kind]
-            kept = sum(_kept(shape, floor) * float(prices[name].max()) for name, shape in shapes.items())
-            least += kept / gated.total(kind)
-            what = "what has no gate, and the last weights of each layer, cost more"
-        if share < least:
-            raise BudgetError(
-                f"budget {kind}={share:g} cannot be met: {what}",
-                expected=f"{kind} of at least {least:.4f}",
-                found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
-            )
-
-
-@torch.no_grad()
-def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float], floor: float = 0.0) -> float:
-    """Move the gates so that every target is met, and the nearest is used up to within one weight; by how much.
-
-    Every weight keeps the best of its gates, `floor` of them and at least one, where there is room for that. 0 where
-    the gates were there already.
-    """
-    fixed = gated.facts.cost.fixed
-    room = {kind: share * gated.total(kind) * (1 + SLACK) - fixed[kind] for kind, share in targets.items()}
-    free = _candidates(gated, targets)
-    first = cutoff = largest(list(free.values()), room)
-    apart: dict[str, tuple[Candidates, Cutoff]] = {}
-    while free:
-        counts = counts_of(list(free.values()), cutoff)
-        short = [name for (name, own), n in zip(free.items(), counts, strict=True) if n < _kept(own.latent.shape, floor)]
-        if not short:
-            break
-        for name in short:  # these are too few: they get what they must have, and the rest shares what is left
-            own = free.pop(name)
-            apart[name] = own, largest([own], {GATES: _kept(own.latent.shape, floor)})
-            taken = cost([own], apart[name][1], room)
-            room = {kind: left - taken[kind] for kind, left in room.items()}
-        if min(room.values()) < 0:  # not even that: then the largest, wherever they are
-            free, apart, cutoff = _candidates(gated, targets), {}, first
-            break
-        if free:
-            cutoff = largest(list(free.values()), room)
-    for own, at in apart.values():
-        shift_([own], at)
-    return cutoff.top if free and shift_(list(free.values()), cutoff) else 0.0
-
-
-def _candidates(gated: WeightGatedModule, kinds: Mapping[str, float]) -> dict[str, Candidates]:
-    factors = gated.facts.cost.factors
-    found = {}
-    for name, gate in gated.gates.items():
-        prices = {kind: factors[kind][name].to(gate.weight.device) for kind in kinds}
-        one = torch.ones([1] * gate.weight.ndim, dtype=torch.float64, device=gate.weight.device)
-        weight = gated.get_parameter(name).detach()
-        found[name] = Candidates(gate.weight.detach(), weight, {**prices, GATES: one})
-    return found
-
-
-def _kept(shape: torch.Size, floor: float) -> int:
-    return max(1, math.ceil(floor * shape.numel()))
 
 
 def _refuse_shards(gated: WeightGatedModule) -> None:
