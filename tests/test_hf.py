@@ -90,6 +90,30 @@ def test_meets_the_budget_and_logs(gated: tgfx.GatedModule, tmp_path: Path) -> N
         promises.assert_close(tgfx.shrink(gated)(**items).logits, gated(**items).logits, 1e-5, "compact logits")
 
 
+def test_single_weights(tmp_path: Path) -> None:
+    gated = tgfx.transform(bert(), batch(data(2)), granularity="weight")
+    twin = copy.deepcopy(gated)
+    callback, saving = GateCallback({"params": 0.6}), {"save_strategy": "steps", "save_steps": 8}
+    run = trainer(gated, callback, tmp_path, **saving)
+    run.train()
+    assert callback.controller is not None and callback.controller.taken == 20 and callback.controller.closed
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    assert logged[-1]["phase"] == 3 and logged[-1]["target_params"] == 0.6
+    assert logged[-1]["channels"] == sum(gate.open_count() for gate in gated.gates.values())
+    assert 0.59 < gated.eval().ratio("params").item() <= 0.6
+    trainer(twin, GateCallback({"params": 0.6}), tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    for name, gate in twin.gates.items():
+        assert torch.equal(gate.is_open(), gated.gates[name].is_open()), name
+
+
+def test_single_weights_whose_training_ends_early(tmp_path: Path) -> None:
+    gated = tgfx.transform(bert(), batch(data(2)), granularity="weight")
+    callback = GateCallback({"params": 0.6}, schedule=tgfx.Schedule(50))
+    with pytest.warns(UserWarning, match="after 10 of 50 steps"):
+        trainer(gated, callback, tmp_path, max_steps=10).train()
+    assert 0.59 < gated.eval().ratio("params").item() <= 0.6
+
+
 def test_bfloat16(gated: tgfx.GatedModule, tmp_path: Path) -> None:
     trainer(gated, GateCallback({"flops": 0.5}), tmp_path, max_steps=6, bf16=True).train()
     promises.budget_is_used_up(gated, "flops", 0.5)

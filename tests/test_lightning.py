@@ -92,6 +92,28 @@ def test_meets_the_budget_and_logs() -> None:
         assert torch.allclose(tgfx.shrink(gated)(x), gated(x), atol=1e-5)
 
 
+def test_single_weights() -> None:
+    torch.manual_seed(0)
+    gated, callback = tgfx.transform(Net(), torch.zeros(1, 1, 6, 6), granularity="weight"), GateCallback({"flops": 0.3})
+    run = trainer(callback, accumulate_grad_batches=2)
+    run.fit(Task(gated), loader())
+    assert callback.controller is not None and callback.controller.phase == "hold" and callback.controller.closed
+    logged = run.callback_metrics
+    assert float(logged["target_flops"]) == pytest.approx(0.3) and float(logged["phase"]) == 3
+    assert float(logged["channels"]) == sum(gate.open_count() for gate in gated.gates.values())
+    assert 0.29 < gated.eval().ratio("flops").item() <= 0.3
+
+
+def test_a_choice_meets_the_budget() -> None:
+    torch.manual_seed(0)
+    net = Net()
+    net.second = tgfx.Choice([nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 1)], init=0)  # type: ignore[assignment]
+    gated = tgfx.transform(net, torch.zeros(1, 1, 6, 6), granularity="layer")
+    trainer(GateCallback({"flops": 0.2})).fit(Task(gated), loader())
+    assert gated.gates["second"].chosen() == 1  # type: ignore[union-attr]
+    assert gated.eval().ratio("flops").item() <= 0.2
+
+
 def test_accumulated_batches_are_one_step() -> None:
     callback = GateCallback({"flops": 0.5})
     trainer(callback, accumulate_grad_batches=3).fit(Task(gated_net()), loader())

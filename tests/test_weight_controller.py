@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import tgfx
+from tgfx.errors import InputError
 from tgfx.gates import GateSettings
+from tgfx.training.weight_controller import WeightController
 from tgfx.training.weight_evidence import WeightEvidence
 
 
@@ -117,3 +123,120 @@ def test_a_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     again = fitted(net(), data, 0.3, **options)
     for (name, one), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
+
+
+def in_training(model: nn.Module) -> tuple[tgfx.GatedModule, torch.optim.Optimizer]:
+    gated = tgfx.transform(model, torch.zeros(1, 12), granularity="weight").train()
+    return gated, torch.optim.SGD(tgfx.param_groups(gated, lr=0.1))
+
+
+def test_no_gradient_is_warned_about() -> None:
+    gated, optimizer = in_training(net())
+    with pytest.warns(UserWarning, match="no gradient has reached the gates for 50 steps"):
+        for _ in range(60):
+            gated.budget_loss(params=0.5, steps=120)  # and no backward
+            optimizer.zero_grad()
+            optimizer.step()
+
+
+def test_no_layer_collapses() -> None:
+    """Far below what the first layer alone would take; without a floor the middle one had 0 of 4096 left."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
+    with torch.no_grad():
+        model[2].weight.mul_(1e-4)
+    gated = fitted(model, batches(), 0.028, train="joint")
+    assert all(gate.open_count() >= 0.001 * gate.weight.numel() for gate in gated.gates.values())
+    assert 0.027 < float(gated.ratio("params")) <= 0.028
+
+
+def test_all_of_a_budget_of_one_stays() -> None:
+    gated = fitted(net(), batches(), 1.0, train="joint")
+    assert float(gated.ratio("params")) == 1.0
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_of_gates_go_as_soon_as_they_are_made(accumulate: int) -> None:
+    gated, optimizer = in_training(net())
+    alive: list[int] = []
+
+    def seen(latent: Tensor) -> None:  # after the controller's own hook, which is there since the first loss
+        alive.append(sum(gate.weight.grad is not None for gate in gated.gates.values()))
+
+    gated.budget_loss(params=0.5, steps=20)
+    for gate in gated.gates.values():
+        gate.weight.register_post_accumulate_grad_hook(seen)
+    for _ in range(20):
+        optimizer.zero_grad()
+        for x, target in batches(accumulate):
+            (F.cross_entropy(gated(x), target) + gated.budget_loss(params=0.5, steps=20)).backward()
+            assert all(gate.weight.grad is None for gate in gated.gates.values())
+            assert all(gated.get_parameter(name).grad is not None for name in gated.gates)
+        optimizer.step()
+    assert alive and not any(alive)
+    assert all(evidence.seen for evidence in gated.controller.evidence.values())
+    assert 0.49 < float(gated.eval().ratio("params")) <= 0.5
+    copy.deepcopy(gated), pickle.loads(pickle.dumps(gated))
+    gated.controller.close()
+    x, target = batches(1)[0]
+    F.cross_entropy(gated.train()(x), target).backward()
+    assert all(gate.weight.grad is not None for gate in gated.gates.values())
+
+
+def test_the_evidence_is_that_of_whole_gradients() -> None:
+    """Taken at once (weights are trained) or at the step (they are frozen), over one batch: the same numbers."""
+    gated, frozen = in_training(net())[0], in_training(net())[0]
+    for name in frozen.gates:
+        frozen.get_parameter(name).requires_grad_(False)
+    for bias in (p for name, p in frozen.named_parameters() if name.endswith("bias")):
+        bias.requires_grad_(False)
+    found = []
+    for own in (gated, frozen):
+        optimizer = torch.optim.SGD(tgfx.param_groups(own, lr=1e-12))
+        controller = own.attach(WeightController(own, {"params": 0.5}, steps=100))
+        for x, target in batches(3):
+            optimizer.zero_grad()
+            F.cross_entropy(own(x), target).backward()
+            kept = [gate.weight.grad is not None for gate in own.gates.values()]
+            assert all(kept) if own is frozen else not any(kept)
+            optimizer.step()
+        found.append(controller.state_dict()["evidence"])
+    for name, own in found[0].items():
+        for part, value in own.items():
+            torch.testing.assert_close(torch.as_tensor(value), torch.as_tensor(found[1][name][part]), rtol=1e-6, atol=0)
+
+
+def test_a_gradient_that_is_not_finite_is_no_evidence() -> None:
+    gated, optimizer = in_training(net())
+    controller = gated.attach(WeightController(gated, {"params": 0.5}, steps=100))
+    x, target = batches(1)[0]
+    (F.cross_entropy(gated(x), target) * torch.nan).backward()
+    optimizer.zero_grad()  # this step is left out
+    for _ in range(2):
+        F.cross_entropy(gated(x), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(own.seen == 1 and bool(own.row.isfinite().all()) for own in controller.evidence.values())
+
+
+def test_a_step_at_rate_zero_is_none() -> None:
+    """torch.distributed.checkpoint makes one, to have state to load into."""
+    gated, optimizer = in_training(net())
+    controller = gated.attach(WeightController(gated, {"params": 0.5}, steps=10))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert controller.taken == 0
+
+
+def test_shards_are_refused() -> None:
+    gated, _ = in_training(net())
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(gated, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(InputError, match="sharded over ranks"):
+            WeightController(gated, {"params": 0.5})
+    finally:
+        distributed.destroy_process_group()

@@ -445,17 +445,19 @@ def test_budget_and_loss_may_be_differentiated_apart() -> None:
     _, gated, x = made("convolutions", gate=tgfx.GateSpec(shape="tanh"))
     close_at_random(gated.train(), 0.5)
     latents = [gate.weight for gate in gated.gates.values()]
-    together = torch.autograd.grad(gated(x).square().sum() + gated.budget_loss(params=0.3, flops=0.2), latents)
+    together = torch.autograd.grad(
+        gated(x).square().sum() + gated.budget_loss(params=0.3, flops=0.2, weight=1.0), latents
+    )
     loss = gated(x).square().sum()
-    budget = gated.budget_loss(params=0.3, flops=0.2)
+    budget = gated.budget_loss(params=0.3, flops=0.2, weight=1.0)
     loss.backward()
     budget.backward()
     for found, wanted in zip(latents, together, strict=True):
         torch.testing.assert_close(found.grad, wanted, rtol=1e-10, atol=1e-12)
     alone = made("convolutions", gate=tgfx.GateSpec(shape="tanh"))[1].train()
     alone.load_state_dict(gated.state_dict())
-    without_forward = alone.budget_loss(params=0.3, flops=0.2)
-    assert float(without_forward.detach()) == float(gated.budget_loss(params=0.3, flops=0.2).detach())
+    without_forward = alone.budget_loss(params=0.3, flops=0.2, weight=1.0)
+    assert float(without_forward.detach()) == float(gated.budget_loss(params=0.3, flops=0.2, weight=1.0).detach())
 
 
 def test_magnitudes_order_the_gates() -> None:
@@ -482,7 +484,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
     assert all(gate.weight.dtype == torch.float32 for gate in gated.gates.values())
     with torch.no_grad():
         assert torch.equal(gated.eval()(x), model(x))
-    (gated.train()(x).float().square().mean() + gated.budget_loss(params=0.5)).backward()
+    (gated.train()(x).float().square().mean() + gated.budget_loss(params=0.5, weight=1.0)).backward()
     assert all(bool(p.grad.any()) for p in gated.parameters())
     close_at_random(gated.eval(), 0.5)
     with torch.no_grad():

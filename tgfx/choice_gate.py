@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tgfx.errors import InputError
 from tgfx.gates import GateSpec
+from tgfx.sharding import like, whole
 
 __all__ = ["ChoiceGate"]
 
@@ -67,12 +68,14 @@ class ChoiceGate(nn.Module):
                 expected=f"bool tensor ({len(self.weight)},) with exactly one true entry",
                 found=repr(mask),
             )
-        before, wanted = self.chosen(), int(mask.nonzero())
+        weight = whole(self.weight).clone()
+        before, wanted = int(weight.argmax()), int(mask.nonzero())
         if before != wanted:
-            largest = self.weight[before].clone()
-            lead = largest - self.weight[wanted]
-            self.weight[before] = self.weight[wanted]
-            self.weight[wanted] = largest + (abs(self.init_value) or 1.0 if lead == 0 else 0.0)
+            largest = weight[before].clone()
+            lead = largest - weight[wanted]
+            weight[before] = weight[wanted]
+            weight[wanted] = largest + (abs(self.init_value) or 1.0 if lead == 0 else 0.0)
+            self.weight.copy_(like(weight, self.weight))
         return self
 
     def extra_repr(self) -> str:

@@ -29,6 +29,7 @@ from tgfx.passes.insert_gates import BANK, INDEX
 from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
 from tgfx.report import Report, explain
+from tgfx.training.alternatives import cheapest_alternatives
 from tgfx.training.controller import BudgetController
 
 if TYPE_CHECKING:
@@ -228,23 +229,16 @@ class GatedModule(LazyGraphModule):
     def cheapest(self, kind: str = "flops") -> float:
         """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives."""
         self._known_kind(kind)
-        opened = np.zeros(self.facts.coupling.slots + 1, dtype=bool)
-        opened[-1] = True
+        least = torch.zeros(self.facts.coupling.slots, dtype=torch.bool)
         for group in self.facts.coupling.groups:
             if group.name in self.gates and group.kind != "layer":
-                opened[self.gate_slots(group.name)[0]] = True
+                least[self.gate_slots(group.name)[0]] = True
 
-        def price() -> float:
-            gone = self._gone_at(opened[:-1])
-            return float(self.facts.cost.evaluate(kind, torch.from_numpy(opened).double(), gone))
+        def price(opened: Tensor) -> float:
+            bank = torch.cat([opened.double(), torch.ones(1, dtype=torch.float64)])
+            return float(self.facts.cost.evaluate(kind, bank, self._gone_at(opened.numpy())))
 
-        for slots in map(list, self.facts.switches.one_of):
-            costs = []
-            for option in np.eye(len(slots), dtype=bool):
-                opened[slots] = option
-                costs.append(price())
-            opened[slots] = np.arange(len(slots)) == costs.index(min(costs))
-        return price() / self.total(kind)
+        return price(cheapest_alternatives(self, price, least)) / self.total(kind)
 
     def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
         """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
@@ -258,19 +252,15 @@ class GatedModule(LazyGraphModule):
             return weight * self._distance(budget)
         if not (self.training and torch.is_grad_enabled()):
             return self._distance(budget)
-        if all(group.kind == "choice" for group in self.facts.coupling.groups):
-            return self._distance(budget)  # which of several is no question of one threshold: descent decides
         controller = self._controlled(budget, steps)
         controller.asked()
-        return self._distance(budget, choices_only=controller.driving)
+        distance = self._distance(budget)
+        # no gradient from here: the controller reads that of the task, and adds to choices what is theirs
+        return distance.detach() + 0 * distance if controller.driving else distance
 
-    def _distance(self, budget: Budget, *, choices_only: bool = False) -> Tensor:
-        """Equation 8. choices_only: no gradient for other gates, since the controller reads that of the task there."""
+    def _distance(self, budget: Budget) -> Tensor:
+        """Equation 8."""
         bank = self.bank()
-        if choices_only:
-            chosen = torch.zeros(len(bank), dtype=torch.bool, device=bank.device)
-            chosen[[slot for slots in self.facts.switches.one_of for slot in slots]] = True
-            bank = torch.where(chosen, bank, bank.detach()) + 0 * bank
         loss = torch.zeros((), device=bank.device)
         gone = self._gone()
         for kind, rho in budget.items():

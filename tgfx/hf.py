@@ -23,7 +23,7 @@ from tgfx.budget import Budget
 from tgfx.errors import MissingPackageError, TrainingError
 from tgfx.training.attaching import attach_controller, figures, find_gated
 from tgfx.training.compacting import Compacting, check_one_process
-from tgfx.training.controller import FLOOR, BudgetController
+from tgfx.training.controller_for import Controller
 from tgfx.training.optimizers import check_gates_held
 from tgfx.training.schedule import Schedule
 from tgfx.whole_file import whole_file
@@ -61,7 +61,7 @@ class GateCallback(TrainerCallback):
         *,
         steps: int | None = None,
         schedule: Schedule | None = None,
-        floor: float = FLOOR,
+        floor: float | None = None,
         batch_size: int | None = None,
         resume_from: str | os.PathLike[str] | None = None,
         compact_every: int | None = None,
@@ -72,7 +72,7 @@ class GateCallback(TrainerCallback):
         self.steps, self.schedule = steps, schedule
         self.floor, self.batch_size = floor, batch_size
         self.resume_from = resume_from
-        self.controller: BudgetController | None = None
+        self.controller: Controller | None = None
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.compacting.every is not None:

@@ -16,7 +16,7 @@ from tgfx.budget import Budget
 from tgfx.errors import InputError, MissingPackageError
 from tgfx.training.attaching import attach_controller, figures, find_gated
 from tgfx.training.compacting import Compacting, check_one_process
-from tgfx.training.controller import FLOOR, BudgetController
+from tgfx.training.controller_for import Controller
 from tgfx.training.optimizers import check_gates_held
 from tgfx.training.schedule import Schedule
 
@@ -49,7 +49,7 @@ class GateCallback(Callback):
         steps: int | None = None,
         gated: str | None = None,
         schedule: Schedule | None = None,
-        floor: float = FLOOR,
+        floor: float | None = None,
         batch_size: int | None = None,
         compact_every: int | None = None,
         patience: int = 1,
@@ -58,7 +58,7 @@ class GateCallback(Callback):
         self.compacting = Compacting(compact_every, patience)
         self.steps, self.gated = steps, gated
         self.schedule, self.floor, self.batch_size = schedule, floor, batch_size
-        self.controller: BudgetController | None = None
+        self.controller: Controller | None = None
         self._saved: dict[str, Any] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

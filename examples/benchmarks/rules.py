@@ -37,6 +37,15 @@ class Rule:
         return gated.budget_loss(flops=share, weight=self.weight)
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where a run ended, and its accuracy there and after `tgfx.finish` at the budget."""
+
+    ratio: float
+    accuracy: float
+    landed: float
+
+
 RULES = (Rule("default"), *(Rule(f"paper, λ = {weight:g}", weight) for weight in (1.0, 4.0, 16.0)))
 
 
@@ -51,18 +60,21 @@ def rules() -> Table:
         for train in ("joint", "gates"):
             for rule in RULES:
                 found = [_run(base, digits, rule, share, train, seed) for seed, base in zip(SEEDS, bases, strict=True)]
-                ratios, accuracies = zip(*found, strict=True)
-                off = max(abs(ratio - share) for ratio in ratios)
+                off = max(abs(one.ratio - share) for one in found)
                 worst = max(worst, off) if rule.weight is None else worst
-                rows.append((f"{train}, budget {share}", rule.name, f"{off:.3f}", f"{statistics.mean(accuracies):.2%}"))
+                ended = statistics.mean(one.accuracy for one in found)
+                landed = statistics.mean(one.landed for one in found)
+                rows.append((f"{train}, budget {share}", rule.name, f"{off:.3f}", f"{ended:.2%}", f"{landed:.2%}"))
                 print(*rows[-1], sep="\t", flush=True)
     torch.set_num_threads(threads)
     return Table(
         "Rules",
         f"A small residual net on scikit-learn's digits, trained (held-out accuracy {whole:.2%}), then {STEPS} steps "
         f"with gates; batch norm recalibrated at the end; mean over {len(SEEDS)} seeds. joint: weights and gates; "
-        "gates: weights frozen. The paper's rule takes random initial gates and their rate of 0.4, as in the demo.",
-        ("training", "rule", "largest distance from the budget", "accuracy"),
+        "gates: weights frozen. The paper's rule takes random initial gates and their rate of 0.4, as in the demo. "
+        "It ends off the budget, where accuracies do not compare; the last column is after `tgfx.finish` has brought "
+        "the model to the budget and batch norm was recalibrated again.",
+        ("training", "rule", "largest distance from the budget", "accuracy there", "accuracy at the budget"),
         rows,
         f"Default rule: at most {worst:.3f} from the budget (target {WITHIN}: {met(worst <= WITHIN)}).",
     )
@@ -76,7 +88,7 @@ def _trained(digits: data.Digits, seed: int) -> nn.Module:
     return model.eval()
 
 
-def _run(base: nn.Module, digits: data.Digits, rule: Rule, share: float, train: str, seed: int) -> tuple[float, float]:
+def _run(base: nn.Module, digits: data.Digits, rule: Rule, share: float, train: str, seed: int) -> Found:
     torch.manual_seed(seed)
     spec = tgfx.GateSpec() if rule.weight is None else tgfx.GateSpec(init="random")
     gated = tgfx.transform(copy.deepcopy(base), digits.train[0][:1], gate=spec)
@@ -85,8 +97,14 @@ def _run(base: nn.Module, digits: data.Digits, rule: Rule, share: float, train: 
         parameter.requires_grad_(train == "joint" or id(parameter) in gates)
     groups = tgfx.param_groups(gated, RATE, gate_lr=0.4, weight_decay=5e-4)
     _loop(gated, digits, torch.optim.SGD(groups, momentum=0.9), STEPS, lambda: rule.loss(gated, share))
+    ratio, accuracy = gated.eval().ratio("flops").item(), _recalibrated_accuracy(gated, digits)
+    tgfx.finish(gated, flops=share)  # sets the gates themselves too
+    return Found(ratio, accuracy, _recalibrated_accuracy(gated, digits))
+
+
+def _recalibrated_accuracy(gated: tgfx.GatedModule, digits: data.Digits) -> float:
     tgfx.recalibrate(gated, [(part,) for part in digits.train[0].split(256)])
-    return gated.eval().ratio("flops").item(), measure.accuracy(gated, *digits.held_out)
+    return measure.accuracy(gated.eval(), *digits.held_out)
 
 
 def _loop(model: nn.Module, digits: data.Digits, optimizer: torch.optim.Optimizer, steps: int, extra) -> None:

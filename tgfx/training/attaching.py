@@ -9,8 +9,9 @@ from torch import nn
 
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
-from tgfx.training.controller import FLOOR, BudgetController
+from tgfx.training.controller_for import Controller, controller_for
 from tgfx.training.schedule import Schedule
+from tgfx.training.tally import open_counts
 
 PHASES = ("watch", "close", "settle", "hold")
 
@@ -44,24 +45,24 @@ def attach_controller(
     *,
     steps: int,
     schedule: Schedule | None = None,
-    floor: float = FLOOR,
+    floor: float | None = None,
     batch_size: int | None = None,
     state: dict[str, Any] | None = None,
-) -> BudgetController:
+) -> Controller:
     """A controller in charge of `gated`, going on from `state` if there is one."""
-    controller = BudgetController(gated, budget, steps=steps, schedule=schedule, floor=floor, batch_size=batch_size)
+    controller = controller_for(gated, budget, schedule or Schedule(steps), floor=floor, batch_size=batch_size)
     if state is not None:
         controller.load_state_dict(state)
     return gated.attach(controller)
 
 
-def figures(controller: BudgetController) -> dict[str, float]:
-    """For the log: ratio and target of each kind, open channels, and the phase as its number."""
+def figures(controller: Controller) -> dict[str, float]:
+    """For the log: ratio and target of each kind, open gates, and the phase as its number."""
     gated = controller.gated
     values: dict[str, float] = {}
     for kind, target in controller.targets.items():
         values[f"ratio_{kind}"] = gated.ratio(kind).item()
         values[f"target_{kind}"] = target
-    values["channels"] = float(gated.open_slots().sum())
+    values["channels"] = float(sum(open_counts(gated)))
     values["phase"] = float(PHASES.index(controller.phase))
     return values

@@ -7,6 +7,10 @@ number for all gates, the multiplier λ, and the λ that meets the target can be
 
     w ← rise of the loss when closed / marginal cost − λ,      open where w > 0
 
+Which alternative of a choice is better is no question of one threshold: there the optimizer descends on the task's loss
+and eq. 8, whose gradient is added here, until the gates are to stand still. If the chosen alternatives leave no way to
+meet the target, they change then (tgfx.training.alternatives).
+
 Where the weights are frozen, closed gates may come back, a few at a time (tgfx.training.two_states).
 """
 
@@ -21,11 +25,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tgfx.choice_gate import ChoiceGate
 from tgfx.errors import BudgetError, InputError
+from tgfx.training.alternatives import affordable, choice_slots
 from tgfx.training.evidence import Evidence
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
-from tgfx.training.selection import Prices, all_open, best_closed, cheapest, close_worst, land, protected
+from tgfx.training.selection import (
+    Prices,
+    all_open,
+    best_closed,
+    change_alternatives_,
+    cheapest,
+    close_worst,
+    fewest,
+    land,
+    protected,
+)
 from tgfx.training.stops import choose_at, fast_stops
 from tgfx.training.two_states import TwoStates
 from tgfx.training.vectors import gate_gradients, gate_weights, movable, set_gate_weights_
@@ -118,12 +134,31 @@ class BudgetController(StepWatcher):
         # torch's checkpoints make a step at rate 0, to have state to load into
         if self.holds_gates(optimizer) and any(float(group["lr"]) for group in optimizer.param_groups):
             self._before = gate_weights(self.gated)
+            if self.phase != "hold" and not self._mixed:
+                self._pull_choices()
+
+    def _pull_choices(self) -> None:
+        """Add the gradient of eq. 8 to that of the choices."""
+        weights = [g.weight for g in self.gated.gates.values() if isinstance(g, ChoiceGate) and g.weight.requires_grad]
+        if not weights:
+            return
+        with torch.enable_grad():
+            distance = self.gated._distance(self.budget)
+            if not distance.requires_grad:
+                return
+            gradients = torch.autograd.grad(distance, weights, allow_unused=True)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None and weight.grad is not None:
+                weight.grad.add_(gradient)
+            elif gradient is not None:
+                weight.grad = gradient
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         if self._before is None or not self.holds_gates(optimizer):
             return
         weights, self._before = self._before, None
-        set_gate_weights_(self.gated, weights)  # the gradient was taken at these, not where the optimizer went
+        # the gradient was taken at these, not where the optimizer went; at the end choices stand still as well
+        set_gate_weights_(self.gated, weights, choices=self.phase == "hold")
         if self._mixed:  # this gradient holds the budget's own, which is no evidence
             self._mixed, self._samples = False, 0
         else:
@@ -149,12 +184,19 @@ class BudgetController(StepWatcher):
             self._samples += first.shape[0]
 
     def _watch(self) -> None:
+        ours = movable(self.gated)
+        if not bool(ours.any()):
+            return  # nothing but choices
         gradient = gate_gradients(self.gated)
         if isinstance(self.evidence, TwoStates):
             self.evidence.moved(self._opened())
         samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
         samples = self._ranks.total(self.gated, samples)
-        useful = gradient is not None and bool(gradient.any()) and self.evidence.update(gradient, samples)
+        useful = (
+            gradient is not None
+            and bool(gradient[ours.to(gradient.device)].any())
+            and self.evidence.update(gradient, samples)
+        )
         self._silent = 0 if useful else self._silent + 1
         if self._silent == STALL:
             warnings.warn(
@@ -182,11 +224,16 @@ class BudgetController(StepWatcher):
                 keep = protected(gated, ranked, self.floor)
                 chosen, threshold = close_worst(prices, ranked, candidates, keep, targets)
             else:
+                least = fewest(gated, prices, self.floor, stops, scores)
+                if change_alternatives_(gated, prices, least, targets):
+                    return self._chosen(targets, exactly=exactly)
                 chosen, threshold = choose_at(gated, prices, scores, stops, targets, floor=self.floor, exactly=exactly)
             gaps = {kind: prices.ratio(kind, chosen) - target for kind, target in targets.items()}
             if len(gaps) == 1 or max(map(abs, gaps.values())) < NEAR:
                 break
             self._balance(gaps)
+        if change_alternatives_(gated, prices, chosen, targets):
+            return self._chosen(targets, exactly=exactly)
         if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
@@ -243,3 +290,6 @@ def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float
                 found=f"{share:g}",
                 fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
             )
+    if len(budget) > 1 and choice_slots(gated):
+        prices = Prices(gated)  # each can be met, but the same alternatives must meet them all
+        affordable(gated, prices, fewest(gated, prices, floor, stops), budget)

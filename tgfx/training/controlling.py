@@ -7,17 +7,15 @@ from contextlib import contextmanager
 
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
-from tgfx.training.controller import BudgetController, check_feasible
+from tgfx.training.controller_for import Controller, check_reachable, controller_for
 from tgfx.training.schedule import Schedule
 from tgfx.training.settings import Settings
-from tgfx.training.weight_controller import WeightController, check_weight_budget
-from tgfx.weight.gated import WeightGatedModule
 
 
 @contextmanager
 def controlled(
     gated: GatedModule, settings: Settings, total: int, schedule: Schedule | None
-) -> Iterator[BudgetController | WeightController | None]:
+) -> Iterator[Controller | None]:
     """The default rule's controller for the time of the run; None where the optimizer moves the gates, or nobody does.
 
     A controller that `budget_loss` made before ends here: two would undo each other's moves.
@@ -26,10 +24,7 @@ def controlled(
         gated.controller.close()
     gated.__dict__["_controller"] = None
     if settings.budget is not None and settings.rule == "paper":
-        if isinstance(gated, WeightGatedModule):
-            check_weight_budget(gated, settings.budget)
-        else:
-            check_feasible(gated, settings.budget)
+        check_reachable(gated, settings.budget)
     if settings.budget is None or settings.rule == "paper":
         yield None
         return
@@ -38,12 +33,7 @@ def controlled(
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)
         )
-    controller: BudgetController | WeightController
-    if isinstance(gated, WeightGatedModule):
-        controller = WeightController(gated, settings.budget, schedule=schedule)
-    else:
-        controller = BudgetController(gated, settings.budget, schedule=schedule)
-    gated.attach(controller)
+    controller = gated.attach(controller_for(gated, settings.budget, schedule))
     try:
         yield controller
     finally:

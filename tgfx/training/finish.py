@@ -15,11 +15,12 @@ from tgfx.errors import InputError
 from tgfx.report import FLOPS_NOTE, amount, render
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
+from tgfx.training.alternatives import unaffordable
 from tgfx.training.controller import check_feasible
-from tgfx.training.selection import Prices, all_open, close_worst, land, protected
+from tgfx.training.selection import Prices, all_open, change_alternatives_, close_worst, fewest, land, protected
 from tgfx.training.stops import choose_at, fast_stops, multiples
 from tgfx.training.vectors import gate_weights, set_gate_weights_
-from tgfx.training.weight_controller import check_weight_budget, shift_to_
+from tgfx.training.weight_landing import check_weight_budget, shift_to_
 from tgfx.verify import eval_mode
 from tgfx.weight.gated import WeightGatedModule
 
@@ -63,7 +64,8 @@ def finish(
 
     Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
     round_to: group sizes become multiples of it (or stay whole), still within the budget. Without, where the latency is
-    in the budget, group sizes are those that its table shows to be fast. On an error the gates are as they were.
+    in the budget, group sizes are those that its table shows to be fast. Choices stay as they are where the budget
+    allows it; else the least sure ones change to cheaper alternatives. On an error the gates are as they were.
     """
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
@@ -74,17 +76,18 @@ def finish(
     opened = torch.from_numpy(gated.open_slots())
     check_feasible(gated, wanted)
     stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, _checked(round_to))
-    if stops is None:
-        chosen = _nudged(gated, prices, scores, opened, wanted)
-    else:
-        chosen, _ = choose_at(gated, prices, scores, stops, wanted)
-    moved = int((chosen != opened).sum())
     saved = gate_weights(gated)
     try:
+        change_alternatives_(gated, prices, fewest(gated, prices, 0.0, stops, scores), wanted)
+        if stops is None:
+            chosen = _nudged(gated, prices, scores, wanted)
+        else:
+            chosen, _ = choose_at(gated, prices, scores, stops, wanted)
+        moved = int((chosen != opened).sum())
         _set_open(gated, chosen)
         model = shrink(gated, verify=verify)
     except BaseException:
-        set_gate_weights_(gated, saved)
+        set_gate_weights_(gated, saved, choices=True)
         raise
     before = {kind: gated.total(kind) for kind in gated.kinds}
     gone = gated._gone()
@@ -109,10 +112,14 @@ def _finish_weights(gated: WeightGatedModule, wanted: Budget, round_to: int | No
     return Finished(model, wanted, {kind: gated.total(kind) for kind in gated.kinds}, after, moved)
 
 
-def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, budget: Budget) -> Tensor:
+def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget) -> Tensor:
+    opened = torch.from_numpy(gated.open_slots())
     keep = opened if prices.met(opened, budget) else protected(gated, scores, 0.0)
     chosen, _ = close_worst(prices, scores, all_open(gated), keep, budget)
-    return land(prices, chosen, scores, budget)
+    chosen = land(prices, chosen, scores, budget)
+    if not prices.met(chosen, budget):
+        raise unaffordable(prices, chosen, budget)
+    return chosen
 
 
 def _checked(multiple: int) -> int:

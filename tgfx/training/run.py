@@ -16,7 +16,7 @@ from tgfx.compaction import compact_, is_compacted, restore_
 from tgfx.errors import InputError, TrainingError
 from tgfx.gated import GatedModule
 from tgfx.training.checkpoint import Checkpoints
-from tgfx.training.controller import BudgetController
+from tgfx.training.controller_for import Controller
 from tgfx.training.device import device_of, to_device
 from tgfx.training.feed import Feed
 from tgfx.training.history import History, Value
@@ -28,7 +28,6 @@ from tgfx.training.recalibrate import recalibrate
 from tgfx.training.settings import Settings
 from tgfx.training.stepping import Stepper
 from tgfx.training.tally import exact_ratios, open_counts, weight_count
-from tgfx.training.weight_controller import WeightController
 
 Validate = Callable[[nn.Module], Mapping[str, float]]
 Stopped = Literal["finished", "interrupted"]
@@ -50,7 +49,7 @@ class Run:
     feed: Feed
     stepper: Stepper
     scheduler: LRScheduler | None
-    controller: BudgetController | WeightController | None
+    controller: Controller | None
     validate: Validate | None
     val_every: int | None
     checkpoints: Checkpoints | None = field(default=None, init=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tgfx.training.alternatives import affordable, cheapest_alternatives, choice_slots, set_alternatives_
 from tgfx.training.stops import Stops, least_at
 from tgfx.training.vectors import movable
 
@@ -67,16 +68,42 @@ def all_open(gated: GatedModule, device: torch.device | str = "cpu") -> Tensor:
 
 
 def cheapest(gated: GatedModule, kind: str, floor: float, stops: Stops | None = None) -> float:
-    """The smallest ratio that leaves the floor of every group, and every group at a stop, where there are stops."""
+    """The smallest ratio that leaves the floor of every group, and every group at a stop, where there are stops.
+
+    With the cheapest alternatives, whatever is chosen now.
+    """
     gated._known_kind(kind)
-    if any(group.kind == "choice" for group in gated.facts.coupling.groups):
-        return gated.cheapest(kind)  # with the cheapest alternatives, whatever is chosen now
-    scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
+    prices = Prices(gated)
+
+    def ratio(opened: Tensor) -> float:
+        return prices.ratio(kind, opened)
+
+    few = ratio(cheapest_alternatives(gated, ratio, fewest(gated, prices, floor, stops)))
+    if stops is None:
+        return few
+    return min(few, ratio(cheapest_alternatives(gated, ratio, all_open(gated))))  # all may be faster than few
+
+
+def fewest(
+    gated: GatedModule, prices: Prices, floor: float, stops: Stops | None = None, scores: Tensor | None = None
+) -> Tensor:
+    """As few gates open as may be: the best of every group, by the scores or by their order; choices as they are."""
+    if scores is None:
+        scores = torch.arange(gated.facts.coupling.slots, 0, -1, dtype=torch.float64)
     if stops is not None:
-        prices = Prices(gated)
-        whole = prices.ratio(kind, all_open(gated))  # a measured cost may be lower with all than with few
-        return min(whole, prices.ratio(kind, least_at(gated, prices, scores, stops, floor)))
-    return Prices(gated).ratio(kind, protected(gated, scores, floor))
+        return least_at(gated, prices, scores, stops, floor)
+    others = torch.from_numpy(gated.open_slots()) & ~prices.movable
+    return protected(gated, scores, floor) | others.to(scores.device)
+
+
+def change_alternatives_(gated: GatedModule, prices: Prices, least: Tensor, targets: Mapping[str, float]) -> bool:
+    """Choose other alternatives, where not even `least` meets the targets; whether any changed. BudgetError if none do.
+
+    A measured cost may be lower with all gates open than with few.
+    """
+    if not choice_slots(gated) or prices.met(least, targets) or prices.met(all_open(gated, least.device), targets):
+        return False
+    return set_alternatives_(gated, affordable(gated, prices, least, targets))
 
 
 def close_worst(

@@ -25,11 +25,11 @@ def gate_gradients(gated: GatedModule) -> Tensor | None:
 
 
 @torch.no_grad()
-def set_gate_weights_(gated: GatedModule, values: Tensor) -> None:
-    """Write latent weights back, each to its gate; the gates of choices are not touched."""
-    choices = {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
+def set_gate_weights_(gated: GatedModule, values: Tensor, *, choices: bool = False) -> None:
+    """Write latent weights back, each to its gate; to the gates of choices only if asked."""
+    others = set() if choices else {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
     for name, gate in gated.gates.items():
-        if name not in choices:
+        if name not in others:
             own = (
                 values[_slots(gated, name, gate.weight.numel()).to(values.device)]
                 .to(gate.weight.dtype)

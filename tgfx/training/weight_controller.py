@@ -10,30 +10,39 @@ gate besides its latent weight. The optimizer's own step on the gates does not t
 from __future__ import annotations
 
 import math
-import struct
+import warnings
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from tgfx.errors import BudgetError
+from tgfx.errors import InputError
+from tgfx.sharding import is_sharded
+from tgfx.training.ranks import check_sharding
 from tgfx.training.schedule import Schedule
-from tgfx.training.watcher import StepWatcher
+from tgfx.training.watcher import StepWatcher, weakly
 from tgfx.training.weight_evidence import WeightEvidence
+from tgfx.training.weight_landing import check_weight_budget, shift_to_
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
 
 STEPS = 1000
 UPDATES = 50  # a pass over all weights each
-HALVINGS = 33  # enough to tell any two numbers in float32 apart
+FLOOR = 0.001  # share of every weight that stays open: few, since sparse layers are what is wanted, but never none
+STALL = 50  # steps without any gradient after which to warn
 
 
 class WeightController(StepWatcher):
-    """Keeps the gates of single weights at a target that falls from 1 to the budget; it sees every optimizer step."""
+    """Keeps the gates of single weights at a target that falls from 1 to the budget; it sees every optimizer step.
+
+    Where weights are trained along, the gradient of a weight's gates is looked at as soon as backward has made it, and
+    freed: at no time is there more than one. (Not with torch.distributed, which has yet to average it over the ranks.
+    And a GradScaler wants gates and weights in one optimizer: it refuses to step one that has no gradient at all.)
+    """
 
     def __init__(
         self,
@@ -42,18 +51,34 @@ class WeightController(StepWatcher):
         *,
         steps: int = STEPS,
         schedule: Schedule | None = None,
+        floor: float = FLOOR,
     ) -> None:
         super().__init__(gated, budget, schedule or Schedule(steps))
-        check_weight_budget(gated, self.budget)
+        if not 0 <= floor <= 1:
+            raise InputError("floor is a share of each weight", expected="0 to 1", found=repr(floor))
+        self.floor = floor
+        check_weight_budget(gated, self.budget, floor)
+        check_sharding(gated)
+        _refuse_shards(gated)
         self.every = max(1, self.schedule.steps // UPDATES)
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
         self._mixed = False
+        self._ours = False
+        self._silent = 0
         memory = min(max(4.0, 0.05 * self.schedule.steps), 200.0)
         self.evidence = {
             name: WeightEvidence(gate.weight.shape, memory=memory, device=gate.weight.device)
             for name, gate in gated.gates.items()
         }
         self.watch_steps()
+        self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        self._names = {id(gate.weight): name for name, gate in self.gated.gates.items()}
+        own = set(self._names)
+        if any(p.requires_grad for p in self.gated.parameters() if id(p) not in own):
+            seen = weakly(self, "_after_backward")
+            self._hooks += [gate.weight.register_post_accumulate_grad_hook(seen) for gate in self.gated.gates.values()]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
@@ -63,22 +88,55 @@ class WeightController(StepWatcher):
         for name, own in self.evidence.items():
             own.load_state_dict(state["evidence"][name])
 
+    def land(self) -> None:
+        """Meet the budget now, wherever the schedule is; gates stay there from then on."""
+        self._choose(dict(self.budget))
+        self.taken = max(self.taken, math.ceil(self.schedule.hold * self.schedule.steps))
+
     def asked(self) -> None:
         self._mixed = not self.driving  # until then the loss that is handed out has a gradient
         super().asked()
 
+    # -- what happens at a step -----------------------------------------------------------------------------
+
+    def _after_backward(self, latent: Tensor) -> None:
+        if not (distributed.is_available() and distributed.is_initialized()):
+            self._take(self._names[id(latent)])
+
+    def _take(self, name: str) -> None:
+        """What the gradient of a weight's gates tells; then it goes: an optimizer leaves alone what has none."""
+        gate = self.gated.gates[name]
+        if self.phase != "hold" and not self._mixed:
+            self.evidence[name].take(self.gated.get_parameter(name), gate.weight, gate.settings)
+        gate.weight.grad = None
+
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self.holds_gates(optimizer):
+        # torch's checkpoints make a step at rate 0, to have state to load into
+        self._ours = self.holds_gates(optimizer) and any(float(group["lr"]) for group in optimizer.param_groups)
+        if not self._ours:
             return
-        for name, gate in self.gated.gates.items():
-            if self.phase != "hold" and not self._mixed:
-                self.evidence[name].update(self.gated.get_parameter(name), gate.weight, gate.settings)
-            gate.weight.grad = None  # an optimizer leaves alone what has no gradient
+        _refuse_shards(self.gated)
+        for name in self.evidence:
+            self._take(name)
+        if self.phase != "hold" and not self._mixed:
+            self._learn()
         self._mixed = False
 
+    def _learn(self) -> None:
+        useful = [own.learn() for own in self.evidence.values()]
+        self._silent = 0 if any(useful) else self._silent + 1
+        if self._silent == STALL:
+            warnings.warn(
+                f"no gradient has reached the gates for {STALL} steps: gates are closed by the size of their weights. "
+                "Does the loss come from the gated model, in train mode, and is backward() called before the "
+                "optimizer's step?",
+                stacklevel=5,
+            )
+
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self.holds_gates(optimizer):
+        if not self._ours or not self.holds_gates(optimizer):
             return
+        self._ours = False
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             self._choose(self.targets)
         entered = self.phase
@@ -94,68 +152,24 @@ class WeightController(StepWatcher):
         for name, gate in gates.items():
             price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)
             self.evidence[name].write_(gate.weight, gated.get_parameter(name), 1 / price.clamp(min=1e-12))
-        largest = max(float(gate.weight.max()) for gate in gates.values())
+        most = max(float(gate.weight.max()) for gate in gates.values())
         for gate in gates.values():
-            gate.weight.div_(largest if largest > 0 else 1.0)
-        multiplier = shift_to_(gated, targets)
+            gate.weight.div_(most if most > 0 else 1.0)
+        multiplier = shift_to_(gated, targets, self.floor)
         if multiplier > 0:
             for gate in gates.values():
                 gate.weight.div_(multiplier)
 
 
-def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float]) -> None:
-    """Refuse a budget below what has no gate."""
-    for kind, share in budget.items():
-        least = gated.cheapest(kind)
-        if share < least:
-            raise BudgetError(
-                f"budget {kind}={share:g} cannot be met: what has no gate costs more",
-                expected=f"{kind} of at least {least:.4f}",
-                found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
-            )
-
-
-@torch.no_grad()
-def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> float:
-    """Move all gates alike, so that every target is met and the nearest is used up; by how much they were moved.
-
-    Found by halving: each try is a pass over the weights, and none takes memory of its own beyond one weight's mask.
-    """
-    gates, cost = gated.gates, gated.facts.cost
-
-    def met(shift: float) -> bool:
-        for kind, target in targets.items():
-            found = cost.fixed[kind]
-            for name, gate in gates.items():
-                factor = cost.factors[kind][name].to(gate.weight.device)
-                opened = gate.weight > shift
-                found += float(opened.sum() * factor) if factor.numel() == 1 else float((opened * factor).sum())
-            if found > target * gated.total(kind):
-                return False
-        return True
-
-    # halved by rank among the numbers of float32, not by size: what gates cost spans many orders of magnitude
-    low = _rank(min(float(gate.weight.min()) for gate in gates.values())) - 1
-    high = _rank(max(float(gate.weight.max()) for gate in gates.values())) + 1
-    for _ in range(HALVINGS):
-        if high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if met(_ranked(middle)) else (middle, high)
-    for gate in gates.values():
-        gate.weight.sub_(_ranked(high))
-    return _ranked(high)
-
-
-def _rank(number: float) -> int:
-    """Place of a number among all of float32: the bits of a positive one, read as a whole number, keep the order."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", number))
-    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
-
-
-def _ranked(rank: int) -> float:
-    (number,) = struct.unpack("<f", struct.pack("<i", abs(rank)))
-    return number if rank >= 0 else -number
+def _refuse_shards(gated: WeightGatedModule) -> None:
+    sharded = next((name for name, p in gated.named_parameters() if is_sharded(p)), None)
+    if sharded is not None:
+        raise InputError(
+            "gates over single weights are ranked over whole weights, and these are sharded over ranks",
+            expected="a gated model that is not sharded",
+            found=f"{sharded} as a DTensor",
+            fix='use DistributedDataParallel, or granularity="channel", which can be sharded',
+        )
 
 
 def _prices(gated: WeightGatedModule, kind: str) -> dict[str, Tensor]:

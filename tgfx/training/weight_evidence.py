@@ -37,25 +37,40 @@ class WeightEvidence:
         self.row = torch.zeros(shape[0], dtype=torch.float64, device=device)
         self.column = torch.zeros(shape[1], dtype=torch.float64, device=device)
         self.mean = torch.zeros((), dtype=torch.float64, device=device)
+        self._sums: list[Tensor] | None = None  # of the gradients since the last step
+
+    def update(self, weight: Tensor, latent: Tensor, settings: GateSettings) -> bool:
+        """Take in the gradient of a step in one go; what `learn` says."""
+        self.take(weight, latent, settings)
+        return self.learn()
 
     @torch.no_grad()
-    def update(self, weight: Tensor, latent: Tensor, settings: GateSettings) -> bool:
-        """Take in the gradient of the gates, which is w · dloss/dw; False if it is not finite or there is none.
+    def take(self, weight: Tensor, latent: Tensor, settings: GateSettings) -> None:
+        """Add up what the gradient of the gates, which is w · dloss/dw, tells; it is not needed after that.
 
         A mean of (dloss/dw)² with weights w²: the small weights, which would have to be divided by, do not matter.
         """
         gradient = latent.grad
         if gradient is None:
-            return False
-        squares, shares = torch.zeros_like(self.row), torch.zeros_like(self.row)
-        below, wide = torch.zeros_like(self.column), torch.zeros_like(self.column)
+            return
+        if self._sums is None:
+            self._sums = [torch.zeros_like(like) for like in (self.row, self.row, self.column, self.column)]
+        squares, shares, below, wide = self._sums
         for rows in row_blocks(weight.shape):
             share, slope = weight[rows].detach().to(latent.dtype), slope_of(settings, latent[rows])
             share = share.square() if slope is None else share.mul(slope).square_()
             square = gradient[rows].square()
-            squares[rows], shares[rows] = _rows(square), _rows(share)
+            squares[rows] += _rows(square)
+            shares[rows] += _rows(share)
             below += _columns(square)
             wide += _columns(share)
+
+    def learn(self) -> bool:
+        """Turn what was taken since the last step into means; False if it is nothing, or not finite."""
+        taken, self._sums = self._sums, None
+        if taken is None:
+            return False
+        squares, shares, below, wide = taken
         total = squares.sum()
         if not bool(total.isfinite()):
             return False
@@ -64,7 +79,7 @@ class WeightEvidence:
         for known, square, share in ((self.row, squares, shares), (self.column, below, wide)):
             known.lerp_(square / share.clamp(min=1e-300), rate)
         self.mean.lerp_(total / shares.sum().clamp(min=1e-300), rate)
-        return True
+        return bool(total > 0)
 
     def write_(self, latent: Tensor, weight: Tensor, scale: Tensor) -> None:
         """latent ← |w| · √(F · scale), the square root of what closing costs."""

@@ -115,7 +115,7 @@ class WeightGatedModule(GatedModule):
         controller.asked()
         return distance.detach() if controller.driving else distance
 
-    def _distance(self, budget: Budget, *, choices_only: bool = False) -> Tensor:
+    def _distance(self, budget: Budget) -> Tensor:
         first = next(iter(self.gates.values())).weight
         loss = torch.zeros((), device=first.device)
         for kind, rho in budget.items():

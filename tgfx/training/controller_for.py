@@ -1,0 +1,42 @@
+"""The controller that fits a gated model: the one place where it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tgfx.gated import GatedModule
+from tgfx.training.controller import FLOOR, BudgetController, check_feasible
+from tgfx.training.schedule import Schedule
+from tgfx.training.weight_controller import FLOOR as WEIGHT_FLOOR
+from tgfx.training.weight_controller import WeightController
+from tgfx.training.weight_landing import check_weight_budget
+from tgfx.weight.gated import WeightGatedModule
+
+Controller = BudgetController | WeightController
+
+
+def controller_for(
+    gated: GatedModule,
+    budget: Mapping[str, float],
+    schedule: Schedule,
+    *,
+    floor: float | None = None,
+    batch_size: int | None = None,
+) -> Controller:
+    """`floor`: share of every group, or weight, that stays open (None: the controller's own).
+
+    `batch_size` is for what the controller cannot see; single weights are compared without it.
+    """
+    if isinstance(gated, WeightGatedModule):
+        own = WEIGHT_FLOOR if floor is None else floor
+        return WeightController(gated, budget, schedule=schedule, floor=own)
+    own = FLOOR if floor is None else floor
+    return BudgetController(gated, budget, schedule=schedule, floor=own, batch_size=batch_size)
+
+
+def check_reachable(gated: GatedModule, budget: Mapping[str, float]) -> None:
+    """Refuse a budget that no assignment of the gates can meet."""
+    if isinstance(gated, WeightGatedModule):
+        check_weight_budget(gated, budget)
+    else:
+        check_feasible(gated, budget)
