@@ -34,14 +34,13 @@ WATCH = 0.2  # of the steps at a share in which gates are only watched: each sha
 
 @dataclass(frozen=True)
 class Point:
-    """The model at one share: what was asked for, what it takes, and how right it is on the test images."""
+    """The cut model at one share: what was asked for, what it takes, and how right it is on the test images."""
 
     run: str
     share: float
     flops: float
     params: float
     accuracy: float
-    compact: float  # of the cut model
     seconds: float
 
 
@@ -95,9 +94,8 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
     )
     check_finished(result)
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
-    compact = tgfx.shrink(gated)
-    right = accuracy(gated, task.test), accuracy(compact, task.test)
-    return Point(run, share, ratios["flops"], ratios["params"], *right, round(result.seconds))
+    right = accuracy(tgfx.shrink(gated), task.test)
+    return Point(run, share, ratios["flops"], ratios["params"], right, round(result.seconds))
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Point]:
@@ -129,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
-    parser.add_argument("--steps", type=int, default=150, help="at each share")
+    parser.add_argument("--steps", type=int, default=100, help="at each share")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="match", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")

@@ -16,18 +16,18 @@ class Drawn(Protocol):
     @property
     def flops(self) -> float: ...
     @property
-    def compact(self) -> float: ...
+    def accuracy(self) -> float: ...
 
 
 def draw(points: Sequence[Drawn], whole: float, path: Path) -> None:
     runs = list(dict.fromkeys(point.run for point in points))
-    low, high = min(point.compact for point in points), max(whole, *(point.compact for point in points))
+    low, high = min(point.accuracy for point in points), max(whole, *(point.accuracy for point in points))
     high = high if high > low else low + 1e-3
     least = min(point.flops for point in points)
 
-    def place(flops: float, accuracy: float) -> str:
+    def place(flops: float, right: float) -> str:
         x = LEFT + WIDTH * (1 - flops) / (1 - least)
-        return f"{x:.1f},{TOP + HEIGHT * (high - accuracy) / (high - low):.1f}"
+        return f"{x:.1f},{TOP + HEIGHT * (high - right) / (high - low):.1f}"
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 30}" height="{TOP + HEIGHT + 70}" '
@@ -41,7 +41,7 @@ def draw(points: Sequence[Drawn], whole: float, path: Path) -> None:
     ]
     for index, run in enumerate(runs):
         colour = COLOURS[index % len(COLOURS)]
-        own = [(1.0, whole), *((point.flops, point.compact) for point in points if point.run == run)]
+        own = [(1.0, whole), *((point.flops, point.accuracy) for point in points if point.run == run)]
         dots = [place(*one) for one in own]
         parts.append(f'<polyline points="{" ".join(dots)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         for dot in dots:
