@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from tgfx.gated_layers import gated_batch_norm
+from tgfx.ir.constants import Constants, beside
 from tgfx.ir.source import Source
 from tgfx.ir.tree import named_tensors
 from tgfx.ops import masked
@@ -27,7 +28,7 @@ BANK = "gate_bank"
 INDEX = "gate_index"
 
 
-class GateIndex(nn.Module):
+class GateIndex(Constants):
     """Holds the index tensors (not saved: they follow from the model)."""
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class GateIndex(nn.Module):
         key = (index.shape, index.tobytes())
         if key not in self._names:
             self._names[key] = f"i{len(self._names)}"
-            self.register_buffer(self._names[key], torch.from_numpy(index.copy()), persistent=False)
+            self.keep_constant(self._names[key], torch.from_numpy(index.copy()))
         return self._names[key]
 
 
@@ -199,7 +200,7 @@ class _Writer:
 
 def _pick(bank: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """bank[index], with the shape of index."""
-    return bank.index_select(0, index.reshape(-1)).reshape(index.shape)
+    return bank.index_select(0, beside(index, bank).reshape(-1)).reshape(index.shape)
 
 
 def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Node) -> fx.Node:
