@@ -11,8 +11,8 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from tgfx.budget import Budget
-from tgfx.errors import InputError
 from tgfx.report import FLOPS_NOTE, amount, render
+from tgfx.rounding import checked_multiple
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.controller import check_feasible
@@ -62,7 +62,8 @@ def finish(
     """Nudge the gates to the budget, shrink, and report: `tgfx.finish(gated, flops=0.5).model`.
 
     Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
-    round_to: group sizes become multiples of it (or stay whole), still within the budget. Without, where the latency is
+    round_to: group sizes become multiples of it (or stay whole), still within the budget; of heads, their rows are
+    counted. Without, where the latency is
     in the budget, group sizes are those that its table shows to be fast. On an error the gates are as they were.
     """
     wanted = Budget.of(budget, **shares)
@@ -73,7 +74,7 @@ def finish(
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())
     check_feasible(gated, wanted)
-    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, _checked(round_to))
+    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, checked_multiple(round_to))
     if stops is None:
         chosen = _nudged(gated, prices, scores, opened, wanted)
     else:
@@ -113,12 +114,6 @@ def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, opened: Tensor, 
     keep = opened if prices.met(opened, budget) else protected(gated, scores, 0.0)
     chosen, _ = close_worst(prices, scores, all_open(gated), keep, budget)
     return land(prices, chosen, scores, budget)
-
-
-def _checked(multiple: int) -> int:
-    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
-        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
-    return multiple
 
 
 def _set_open(gated: GatedModule, chosen: Tensor) -> None:
