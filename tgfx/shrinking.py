@@ -26,7 +26,7 @@ from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
 from tgfx.rounding import checked_multiple, rounded_counts, rows_per_gate
 from tgfx.sharding import refuse_sharded
-from tgfx.verify import eval_mode, first_difference, like_parameter
+from tgfx.verify import as_model_takes, eval_mode, first_difference
 from tgfx.weight.gated import WeightGatedModule
 from tgfx.weight.shrinking import shrink_weights
 
@@ -99,7 +99,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
             cause = None
         if len(expected) == len(found) and all(map(close, expected, found)):
             return
-        inputs = [like_parameter(value, next(gated.parameters())) for value in source.flat_inputs()]
+        inputs = as_model_takes(source.flat_inputs(), gated)
         place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs, present(gated))
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
@@ -200,5 +200,4 @@ def _unwrapped(gated: GatedModule) -> Iterator[None]:
 
 def example_like(gated: GatedModule) -> Any:
     """The example's arguments, on the model's device and in its precision."""
-    source, like = gated.facts.source, next(gated.parameters())
-    return torch.utils._pytree.tree_map(lambda v: like_parameter(v, like), (source.args, source.kwargs))
+    return as_model_takes((gated.facts.source.args, gated.facts.source.kwargs), gated)
