@@ -18,9 +18,10 @@ from tgfx.ops.naming import op_name
 class Demand:
     """Arguments of a node, each with the changes that it has seen; `roots` are needed for their own sake."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph | None = None) -> None:
+        """`graph`: over the module's layers, if it is not the module's own."""
         self.module = module
-        self.order = {node: index for index, node in enumerate(module.graph.nodes)}
+        self.order = {node: index for index, node in enumerate((graph or module.graph).nodes)}
         self.roots = [node for node in self.order if node.op in ("output", "placeholder")]
         self._changes: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = {}
         self._changed: dict[fx.Node, list[fx.Node]] = {}

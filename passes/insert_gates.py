@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from tgfx.gated_layers import gated_batch_norm
+from tgfx.ir.constants import Constants, beside
 from tgfx.ir.source import Source
 from tgfx.ir.tree import named_tensors
 from tgfx.ops import masked
@@ -27,7 +28,7 @@ BANK = "gate_bank"
 INDEX = "gate_index"
 
 
-class GateIndex(nn.Module):
+class GateIndex(Constants):
     """Holds the index tensors (not saved: they follow from the model)."""
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class GateIndex(nn.Module):
         key = (index.shape, index.tobytes())
         if key not in self._names:
             self._names[key] = f"i{len(self._names)}"
-            self.register_buffer(self._names[key], torch.from_numpy(index.copy()), persistent=False)
+            self.keep_constant(self._names[key], torch.from_numpy(index.copy()))
         return self._names[key]
 
 
@@ -157,7 +158,7 @@ class _Writer:
 
     def _times(self, tensor: fx.Node, gate: fx.Node) -> fx.Node:
         """Named apart, so that the model's own nodes keep their names."""
-        return self.graph.create_node("call_function", torch.mul, (tensor, gate), name="gated")
+        return self.graph.create_node("call_function", masked.gate_times, (tensor, gate), name="gated")
 
     def _gated_input(self, name: str, site: Site) -> fx.Node:
         source = self.source_node(name)
@@ -199,7 +200,7 @@ class _Writer:
 
 def _pick(bank: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """bank[index], with the shape of index."""
-    return bank.index_select(0, index.reshape(-1)).reshape(index.shape)
+    return bank.index_select(0, beside(index, bank).reshape(-1)).reshape(index.shape)
 
 
 def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Node) -> fx.Node:
@@ -224,7 +225,7 @@ _UPDATE = (("training", False), ("momentum", 0.1), ("eps", 1e-5))
 _SPREAD = (("dim", None), ("correction", 1), ("keepdim", False))
 # operator -> its masked form, and the operator's arguments after the input with their defaults
 _FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
-    "mean": (masked.masked_mean, (("dim", None), ("keepdim", False))),
+    "mean": (masked.masked_mean, (("dim", None), ("keepdim", False), ("dtype", None))),
     "var": (masked.masked_var, _SPREAD),
     "std": (masked.masked_std, _SPREAD),
     "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), *_AFFINE)),
@@ -250,7 +251,6 @@ def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
     is_aten = isinstance(copy.target, torch._ops.OpOverload)
     names = _ATEN_ORDER.get(op_name(copy)) if is_aten else None
     given.update(zip(names or [name for name, _ in signature], rest, strict=False))
-    given.pop("dtype", None)
     x = copy.args[0] if copy.args else given.pop("input")
     values = []
     for name, default in signature:

@@ -77,8 +77,9 @@ def test_public_methods_of_a_gated_model() -> None:
     own = {name for name in vars(tgfx.GatedModule) if not name.startswith("_")}
     assert own == {
         "attach", "bank", "budget_loss", "cheapest", "controller", "cost", "cost_expr", "explain", "gate_slots",
-        "gates", "groups", "kinds", "marginal", "open_slots", "ratio", "report", "to_dot", "to_networkx", "total",
-        "use_latency",
+        "gates", "gradient_checkpointing_disable", "gradient_checkpointing_enable", "groups",
+        "is_gradient_checkpointing", "kinds", "marginal", "open_slots", "ratio", "report", "to_dot", "to_networkx",
+        "total", "use_latency",
     }  # fmt: skip
 
 

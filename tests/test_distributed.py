@@ -76,6 +76,12 @@ def test_single_weights_are_the_same_on_all_ranks() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+def test_fit_refuses_several_processes(tmp_path: Path) -> None:
+    done = launch("tests.support.distributed_run", "fit", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert not list(tmp_path.iterdir())
+
+
 def test_shards_are_not_compacted() -> None:
     done = launch("examples.distributed.train", "--quick", "--shard", "--compact-every", "5")
     assert done.returncode != 0 and "works with DDP only" in done.stderr

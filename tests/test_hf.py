@@ -73,6 +73,23 @@ def test_labels_in_keywords_and_model_output_out(gated: tgfx.GatedModule) -> Non
     promises.assert_close(found.logits, expected.logits, 1e-6, "logits")
 
 
+def test_gradient_checkpointing_changes_nothing_but_memory(gated: tgfx.GatedModule, tmp_path: Path) -> None:
+    twin = copy.deepcopy(gated)
+    for model, recompute in ((gated, False), (twin, True)):
+        torch.manual_seed(0)
+        trainer(model, GateCallback({"flops": 0.5}), tmp_path, max_steps=6, gradient_checkpointing=recompute).train()
+        assert model.is_gradient_checkpointing is recompute
+    for (name, expected), found in zip(gated.named_parameters(), twin.parameters(), strict=True):
+        promises.assert_close(found.detach(), expected.detach(), 1e-6, name)
+
+
+def test_checkpoints_switched_on_before_are_warned_about() -> None:
+    model = bert()
+    model.gradient_checkpointing_enable()
+    with pytest.warns(UserWarning, match="uses gradient checkpointing, which its gated copy does not"):
+        tgfx.transform(model.train(), batch(data(2)))
+
+
 def test_meets_the_budget_and_logs(gated: tgfx.GatedModule, tmp_path: Path) -> None:
     callback = GateCallback({"flops": 0.5})
     run = trainer(gated, callback, tmp_path)

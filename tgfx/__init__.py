@@ -1,5 +1,8 @@
 """tgfx: plug-in, trainable gates for any PyTorch model."""
 
+import importlib
+from typing import Any
+
 from tgfx import latency
 from tgfx._version import __version__
 from tgfx.budget import Budget
@@ -65,3 +68,19 @@ __all__ = [
     "verify_onnx",
     "visualize",
 ]
+
+_ON_FIRST_USE = (
+    "distributed",
+    "hf",
+    "lightning",
+)  # modules that need packages which not everybody has, or wants loaded
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"tgfx.{name}")
+    raise AttributeError(f"module 'tgfx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tgfx.choice_gate import ChoiceGate
 from tgfx.gates import TrainableGate
+from tgfx.ir.constants import Constants, beside
 from tgfx.sharding import whole
 
 Gate = TrainableGate | ChoiceGate
@@ -17,15 +18,16 @@ RECORD = "record"
 GONE = -1
 
 
-class GateBank(nn.Module):
+class GateBank(Constants):
     """Values of all gates laid end to end (choices last), and a constant one at the end for channels that stay.
 
     In a compacted model (tgfx.compact_) some slots have no gate any more: they are zero for ever. `record`, saved
     with the model, holds GONE for those and for the others at how many compactions in a row they were closed.
+    `places` are the slots that have a gate, and the one at the end.
     """
 
-    record: Tensor | None
-    places: Tensor | None
+    record: np.ndarray | None = None
+    places: Tensor | None = None
 
     def __init__(self, gates: dict[str, Gate]) -> None:
         super().__init__()
@@ -61,28 +63,53 @@ class GateBank(nn.Module):
 
     def _spread(self, values: Tensor) -> Tensor:
         """One value for each slot of the model as it was transformed."""
-        if "places" not in self._buffers or self.places is None or self.record is None:
+        if self.places is None or self.record is None:
             return values
         spread = torch.zeros(len(self.record) + 1, dtype=values.dtype, device=values.device)
-        return spread.index_copy(0, self.places, values)
+        return spread.index_copy(0, beside(self.places, values), values)
 
     # -- compaction -----------------------------------------------------------------------------------------
 
     def recorded(self) -> np.ndarray | None:
-        """The record as an array, or None before the first compaction."""
-        record = self._buffers.get(RECORD)
-        return None if record is None else record.cpu().numpy()
+        """The record, or None before the first compaction."""
+        return self.record
 
     def set_record(self, record: np.ndarray) -> None:
-        device = next(self.parameters()).device
+        self.record = record.astype(np.int64)
         left = np.flatnonzero(record != GONE)
-        self.register_buffer(RECORD, torch.from_numpy(record.astype(np.int64)).to(device))
-        places = torch.from_numpy(np.append(left, len(record))).to(device) if len(left) < len(record) else None
-        self.register_buffer("places", places, persistent=False)
+        places = None
+        if len(left) < len(record):
+            places = torch.from_numpy(np.append(left, len(record))).to(next(self.parameters()).device)
+        self.keep_constant("places", places)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """With a copy of the record, so that whoever averages states in place leaves the model's own alone."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.record is not None:
+            destination[prefix + RECORD] = torch.from_numpy(self.record.copy())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """Equal shapes are not enough: the same slots must have been removed."""
-        own, other = self._buffers.get(RECORD), state_dict.get(prefix + RECORD)
-        if own is not None and other is not None and not torch.equal(own.cpu() == GONE, other.cpu() == GONE):
-            args[-1].append(f"{prefix}{RECORD}: the state is of a model from which other channels were removed")
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        key, own = prefix + RECORD, self.record
+        parts = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if own is None:  # a record is then a key that is not expected
+            super()._load_from_state_dict(state_dict, prefix, *parts)
+            return
+        super()._load_from_state_dict({k: v for k, v in state_dict.items() if k != key}, prefix, *parts)
+        if key not in state_dict:
+            missing_keys.append(key)
+            return
+        other = state_dict[key].cpu().numpy()
+        if np.array_equal(own == GONE, other == GONE):
+            self.set_record(other)
+        else:
+            error_msgs.append(f"{key}: the state is of a model from which other channels were removed")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +30,7 @@ from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.insert_gates import BANK, INDEX
 from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
+from tgfx.recomputing import Recomputed, checked_options, may_recompute
 from tgfx.report import Report, explain
 from tgfx.training.alternatives import cheapest_alternatives
 from tgfx.training.controller import BudgetController
@@ -78,6 +81,8 @@ class GatedModule(LazyGraphModule):
         super()._write_code()
         if not written and self.training_graph is not None:
             self._switch_by_mode(self.training_graph)
+        if not written and self.is_gradient_checkpointing:
+            self._recompute_in_segments()
 
     def _switch_by_mode(self, training_graph: fx.Graph) -> None:
         """In train mode run the train-mode graph, over the same layers."""
@@ -85,10 +90,53 @@ class GatedModule(LazyGraphModule):
         in_training = _forward_from_src(code.src, code.globals)
         in_eval = type(self).forward
 
+        @functools.wraps(in_eval)
         def forward(module: GatedModule, *args: Any, **kwargs: Any) -> Any:
             return (in_training if module.training else in_eval)(module, *args, **kwargs)
 
         type(self).forward = forward  # the class is this instance's own (fx makes one per GraphModule)
+
+    # -- memory ---------------------------------------------------------------------------------------------
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Train in less memory: segments of the graph are computed again in backward (torch.utils.checkpoint).
+
+        Losses, gradients and statistics stay the same; a step takes about a third longer. Checkpoints inside of the
+        model that was transformed are not kept, this takes their place. The arguments are those that transformers'
+        Trainer hands over; of the first, use_reentrant must be False.
+        """
+        options = checked_options(gradient_checkpointing_kwargs, every_n_layers, offload)
+        self.gradient_checkpointing = {"preserve_rng_state": True, **options}
+        self.recompile()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep all that backward needs, as at first."""
+        self.__dict__.pop("gradient_checkpointing", None)
+        self.recompile()
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether segments are computed again in backward."""
+        return bool(self.__dict__.get("gradient_checkpointing"))
+
+    def _recompute_in_segments(self) -> None:
+        options = self.__dict__["gradient_checkpointing"]
+        plain = type(self).forward
+        in_eval = Recomputed(self, self.graph, options)
+        in_training = in_eval if self.training_graph is None else Recomputed(self, self.training_graph, options)
+
+        @functools.wraps(plain)
+        def forward(module: GatedModule, *args: Any, **kwargs: Any) -> Any:
+            if not may_recompute():
+                return plain(module, *args, **kwargs)
+            return (in_training if module.training else in_eval)(module, *args, **kwargs)
+
+        type(self).forward = forward
 
     # -- gates and groups ------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ class _GatedBatchNorm(nn.modules.batchnorm._BatchNorm):
         use_batch = self.training or (self.running_mean is None and self.running_var is None)
         keep_stats = not self.training or self.track_running_stats
         gate = gate.reshape(-1).expand(self.num_features)  # one gate may stand for all channels
-        weight = gate.to(x.dtype) if self.weight is None else self.weight * gate.to(self.weight.dtype)
-        bias = None if self.bias is None else self.bias * gate.to(self.bias.dtype)
+        weight = gate.to(x) if self.weight is None else self.weight * gate.to(self.weight)
+        bias = None if self.bias is None else self.bias * gate.to(self.bias)
         return F.batch_norm(
             x,
             self.running_mean if keep_stats else None,

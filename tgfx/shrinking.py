@@ -24,8 +24,9 @@ from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
 from tgfx.rng import untouched_rng
+from tgfx.rounding import checked_multiple, rounded_counts, rows_per_gate
 from tgfx.sharding import refuse_sharded
-from tgfx.verify import eval_mode, first_difference, like_parameter
+from tgfx.verify import as_model_takes, eval_mode, first_difference
 from tgfx.weight.gated import WeightGatedModule
 from tgfx.weight.shrinking import shrink_weights
 
@@ -33,9 +34,10 @@ from tgfx.weight.shrinking import shrink_weights
 def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = True) -> fx.GraphModule:
     """The physically smaller model: plain torch modules, the same output as `gated.eval()`.
 
-    round_to: keep group sizes at multiples of this number, reviving the best of the dead. The result is run against
-    the gated model on the example before it is returned (verify=False skips that). Where single weights are gated,
-    closed ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
+    round_to: keep group sizes (of heads, their rows) at multiples of this number, reviving the best of the dead; what
+    compact_ removed cannot be revived, and such groups are rounded down, with a warning. The result is run against the
+    gated model on the example before it is returned (verify=False skips that). Where single weights are gated, closed
+    ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
@@ -97,7 +99,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
             cause = None
         if len(expected) == len(found) and all(map(close, expected, found)):
             return
-        inputs = [like_parameter(value, next(gated.parameters())) for value in source.flat_inputs()]
+        inputs = as_model_takes(source.flat_inputs(), gated)
         place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs, present(gated))
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
@@ -130,21 +132,31 @@ def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadB
 
 def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
     """Revive the best of the dead until every group's size is a multiple (or whole)."""
-    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
-        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
-    opened = gated.open_slots().copy()
+    checked_multiple(multiple)
+    opened, short = gated.open_slots().copy(), []
     for group in gated.facts.coupling.groups:
-        if group.is_switch:
+        if group.is_switch or group.name not in gated.gates:
             continue
         slots = gated.gate_slots(group.name)
-        own = opened[slots]
-        count = int(own.sum())
-        target = min(len(slots), -(-count // multiple) * multiple)
-        if target == count:
+        count = int(opened[slots].sum())
+        if count == 0:  # it goes with its branch, or is an error
             continue
+        stops = rounded_counts(gated, group, multiple)
+        target = next((stop for stop in stops if stop >= count), stops[-1])
+        if target < count or (len(slots) < group.size and target * rows_per_gate(gated.facts, group) % multiple):
+            short.append(
+                f"{target} instead of {count} of '{group.name}'" if target < count else f"{count} of '{group.name}'"
+            )
         weight = gated.gates[group.name].weight.detach().cpu().numpy()
-        order = sorted(np.flatnonzero(~own), key=lambda i: (-weight[i], i))
-        opened[slots[order[: target - count]]] = True
+        order = sorted(range(len(slots)), key=lambda i: (not opened[slots[i]], -weight[i], i))
+        opened[slots] = False
+        opened[slots[order[:target]]] = True
+    if short:
+        warnings.warn(
+            f"round_to={multiple}: compact_ has removed what would make multiples, so {', '.join(short)} stay; "
+            "a smaller round_to may fit, or round without compact_",
+            stacklevel=4,  # whoever asked shrink or save_plan
+        )
     return opened
 
 
@@ -188,5 +200,4 @@ def _unwrapped(gated: GatedModule) -> Iterator[None]:
 
 def example_like(gated: GatedModule) -> Any:
     """The example's arguments, on the model's device and in its precision."""
-    source, like = gated.facts.source, next(gated.parameters())
-    return torch.utils._pytree.tree_map(lambda v: like_parameter(v, like), (source.args, source.kwargs))
+    return as_model_takes((gated.facts.source.args, gated.facts.source.kwargs), gated)

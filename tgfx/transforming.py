@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import Reference, capture, copy_model, example_inputs_for, prepare
+from tgfx.capture.checkpoints import Checkpoints
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
@@ -69,14 +70,33 @@ def transform(
     weights of convolutions and fully-connected layers. A model that holds a tgfx.Choice gets the gates of its
     alternatives in any case. ignore: layers whose output channels stay, and with them the branch that they are in
     (names, glob patterns, types, modules). strict: raise instead of keeping what meets something unknown.
+    Gradient checkpoints inside of the model are not kept, with a warning; see `gradient_checkpointing_enable` of the
+    result.
     """
     _check_model(model, gate)
     granularities = parse(granularity)
     ignored = _ignored_names(model, ignore)
-    if "weight" in granularities:
-        from tgfx.weight.transforming import transform_weights  # which is built from the steps below
+    checkpoints = Checkpoints(model)
+    with checkpoints.watched():
+        if "weight" in granularities:
+            from tgfx.weight.transforming import transform_weights  # which is built from the steps below
 
-        return transform_weights(model, example_inputs, gate=gate or GateSpec(), ignored=ignored, strict=strict)
+            gated = transform_weights(model, example_inputs, gate=gate or GateSpec(), ignored=ignored, strict=strict)
+        else:
+            gated = _transformed(model, example_inputs, granularities, gate or GateSpec(), ignored, strict)
+    checkpoints.warn(type(model).__name__, stacklevel=3)  # whoever called us, through the decorator
+    return gated
+
+
+def _transformed(
+    model: nn.Module,
+    example_inputs: Any,
+    granularities: frozenset[str],
+    gate: GateSpec,
+    ignored: set[str],
+    strict: bool,
+) -> GatedModule:
+    """Gates over channels, heads, layers and choices, the arguments of `transform` checked."""
     with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = _copied(model)
@@ -101,7 +121,7 @@ def transform(
         if not coupling.groups:
             raise _nothing_to_gate(model, granularities, coupling.frozen)
         placement, gated_graph, training_graph = _with_gates(source, channels, coupling, switches)
-        bank = _bank(coupling, gate or GateSpec(), gates)
+        bank = _bank(coupling, gate, gates)
         root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
+from tgfx.passes.insert_gates import BANK
 from tgfx.passes.survivors import Survivors
 
 
@@ -76,7 +77,21 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             m.training = training
 
 
-def like_parameter(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
+def as_model_takes(values: Any, model: nn.Module) -> Any:
+    """An example's values (nested as they may be) on the model's device, and in its precision if it has changed.
+
+    In a model of several precisions the example was made for it, and stays.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point()]
+    own = [p for name, p in named if not name.startswith(BANK)] or [p for _, p in named]  # gates have their own
+    if not own:
+        return values
+    known, first = {p.dtype for p in own}, own[0]
+
+    def converted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        keep = not value.is_floating_point() or value.dtype in known
+        return value.to(device=first.device, dtype=None if keep else first.dtype)
+
+    return torch.utils._pytree.tree_map(converted, values)

@@ -151,6 +151,7 @@ def test_state_dict_round_trip_and_foreign_states() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.state_dict().items())
 
 
+@pytest.mark.filterwarnings("ignore:round_to=2. compact_ has removed")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_speaks_of_the_original(name: str, tmp_path: Path) -> None:
     gated, x = compacted(name), images(3)

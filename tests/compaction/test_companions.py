@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tgfx
 from tests.support.compaction_models import images, model
@@ -159,7 +159,7 @@ def test_schedulers_groups_and_several_optimizers() -> None:
     first.step(), second.step()
 
 
-@pytest.mark.parametrize("kind", ["averaged", "copy", "wrapped", "state_dict", "parameters"])
+@pytest.mark.parametrize("kind", ["averaged", "averaged buffers", "copy", "wrapped", "state_dict", "parameters"])
 def test_averages_are_cut_along(kind: str) -> None:
     class Wrapped:  # as timm's ModelEma
         def __init__(self, module: nn.Module) -> None:
@@ -168,14 +168,15 @@ def test_averages_are_cut_along(kind: str) -> None:
     trainer = trained("branched")
     gated = trainer.gated
     average: Any = {
-        "averaged": lambda: AveragedModel(gated, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)),
+        "averaged": lambda: AveragedModel(gated, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
+        "averaged buffers": lambda: AveragedModel(gated, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
         "copy": lambda: copy.deepcopy(gated),
         "wrapped": lambda: Wrapped(gated),
         "state_dict": lambda: copy.deepcopy(gated.state_dict()),
         "parameters": lambda: {n: p.detach().clone() for n, p in gated.named_parameters()} | {"other": torch.ones(3)},
     }[kind]()
     trainer.step(images(3, 5))
-    if kind == "averaged":
+    if kind.startswith("averaged"):
         average.update_parameters(gated)
     for number in range(2):
         close_some(gated, 0.6, number)
@@ -183,7 +184,7 @@ def test_averages_are_cut_along(kind: str) -> None:
             gated.gates["c1"].set_open_(torch.zeros_like(gated.gates["c1"].is_open()))
         tgfx.compact_(gated, trainer.optimizer, ema=average, patience=0)
         trainer.step(images(3, number))
-        if kind == "averaged":
+        if kind.startswith("averaged"):
             average.update_parameters(gated)
     inner = average if kind in ("copy", "state_dict", "parameters") else average.module
     tensors = inner if isinstance(inner, dict) else inner.state_dict()
@@ -195,6 +196,43 @@ def test_averages_are_cut_along(kind: str) -> None:
     elif kind != "parameters":
         assert torch.isfinite(inner.eval()(images(2))).all()
         tgfx.shrink(inner)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_average_of_buffers_leaves_the_gates_where_they_are(compacted: bool) -> None:
+    """Whole numbers do not survive i * 0.9 + i * 0.1, so those that say where gates are must not be buffers."""
+    gated = tgfx.transform(model("resnet"), images(2)).eval()
+    close_some(gated)
+    if compacted:
+        close_some(gated, 0.7, 2)
+        assert tgfx.compact_(gated, patience=0)
+        close_some(gated, 0.7, 3)
+    average = AveragedModel(gated, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    by_state = copy.deepcopy(gated)  # as timm's ModelEmaV2 does it
+    x = images(2)
+    for _ in range(60):
+        average.update_parameters(gated)
+        for own, other in zip(by_state.state_dict().values(), gated.state_dict().values(), strict=True):
+            own.copy_(0.9 * own + 0.1 * other)
+    for found in (average.module, by_state):
+        torch.testing.assert_close(found(x), gated(x), rtol=1e-5, atol=1e-6)
+        tgfx.shrink(found)
+    assert tgfx.compact_(gated, ema=[average, by_state], patience=0)
+    tgfx.shrink(average.module)
+
+
+def test_where_gates_are_follows_the_model_through_devices_and_types() -> None:
+    gated = tgfx.transform(model("resnet"), images(2)).eval()
+    close_some(gated)
+    tgfx.compact_(gated, patience=0)
+    x, state = images(2), copy.deepcopy(gated.state_dict())
+    expected = gated(x)
+    gated.graph.lint()
+    assert gated.to("meta")(x.to("meta")).shape == expected.shape
+    gated.to_empty(device="cpu").load_state_dict(state)  # to_empty forgets all values
+    assert torch.equal(gated(x), expected)
+    torch.testing.assert_close(gated.float()(x.float()), expected.float(), rtol=1e-3, atol=1e-4)
+    assert not [name for name, _ in gated.named_buffers() if name.startswith("gate_")]
 
 
 def test_averages_that_do_not_fit_are_refused() -> None:

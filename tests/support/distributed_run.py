@@ -2,6 +2,7 @@
 
 first: DDP from start to end, FSDP2 from start to end, then DDP again, in which rank 1 dies without a word.
 second: the same DDP run resumes from the checkpoint of the dead one.
+fit: tgfx.fit, which is for one process, before and after the processes know of each other.
 compacted: DDP that removes channels on the way, whole, and again in two halves with a checkpoint between them.
 """
 
@@ -147,6 +148,20 @@ def compacted_runs(folder: Path) -> dict[str, object]:
     }
 
 
+def refuses_fit(folder: Path) -> None:
+    """On every rank, before anything is written."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), torch.randn(4, 4)
+    gated = tgfx.transform(model, x)
+    loader = [(x, torch.zeros(4, dtype=torch.long))]
+    options = {"budget": {"flops": 0.5}, "checkpoint": folder / "last.pt", "log": folder / "log", "progress": False}
+    try:
+        tgfx.fit(gated, loader, torch.nn.functional.cross_entropy, **options)
+    except TgfxError as error:
+        assert "examples/distributed" in str(error) and "found:    2 (torchrun)" in str(error), error
+    else:
+        raise AssertionError("each of two processes trained on its own")
+
+
 def dies(run: Run) -> None:
     if run.step == DIES_AT and distributed.get_rank() == 1:
         os._exit(13)
@@ -155,9 +170,15 @@ def dies(run: Run) -> None:
 def main() -> None:
     what, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
+    if what == "fit":
+        refuses_fit(folder)
     distributed.init_process_group("gloo")
     with_checkpoints = replace(SETTINGS, folder=folder)
     found: dict[str, object] = {}
+    if what == "fit":
+        refuses_fit(folder)
+        distributed.destroy_process_group()
+        return
     if what == "compacted":
         found = compacted_runs(folder)
         if distributed.get_rank() == 0:

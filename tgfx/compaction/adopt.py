@@ -12,6 +12,8 @@ from tgfx.ir.take import cuts_anything, take
 from tgfx.ops.modules import SIZES
 from tgfx.passes.insert_gates import GateIndex
 
+BANKED = ("names", "record", "places", "constants")  # what a bank knows besides its gates
+
 
 def adopt(gated: GatedModule, rebuilt: Rebuilt) -> None:
     """Nothing here can fail half way: all new tensors exist already, they are only put in place."""
@@ -67,7 +69,7 @@ class _Merger:
             old.__dict__[table] = {name: self.tensors.get(prefix + name, tensor) for name, tensor in tensors}
         old.__dict__["_modules"] = children
         old.__dict__["_non_persistent_buffers_set"] = new._non_persistent_buffers_set
-        for key in (*SIZES, *(("names",) if isinstance(new, GateBank) else ())):
+        for key in (*SIZES, *(BANKED if isinstance(new, GateBank) else ())):
             if key in new.__dict__:
                 old.__dict__[key] = new.__dict__[key]
         return old

@@ -73,7 +73,7 @@ def _gone(gated: GatedModule) -> np.ndarray:
 def _plan_mapping(tensors: Mapping[str, Any], gated: GatedModule, choice: Choice, rebuilt: Rebuilt | None) -> Commit:
     if not isinstance(tensors, MutableMapping):
         raise InputError("averages are cut in place", expected="a dict", found=type(tensors).__name__)
-    mine = tensors_of(gated)
+    mine, record = tensors_of(gated), f"{BANK}.{RECORD}"
     known = [name for name in tensors if name in mine]
     if not known:
         raise InputError(
@@ -93,8 +93,8 @@ def _plan_mapping(tensors: Mapping[str, Any], gated: GatedModule, choice: Choice
     if rebuilt is not None:
         stay = [name for name in known if name in rebuilt.positions]
         new = {name: take(tensors[name], rebuilt.positions[name]) for name in stay}
-    if set(gated.state_dict()) <= set(known):  # a whole state_dict: loads into the compacted model too
-        new[f"{BANK}.{RECORD}"] = torch.from_numpy(choice.record.copy())
+    if set(gated.state_dict()) - {record} <= set(known):  # a whole state_dict: loads into the compacted model too
+        new[record] = torch.from_numpy(choice.record.copy())
 
     def commit() -> None:
         for name in gone:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 # Rounding differs between kernels of other sizes; a wrong cut is off by orders of magnitude more.
 RELATIVE_TOLERANCE = 5e-4
+ROUNDINGS = 8  # so many in a row may go the other way where one alone is more than that (bfloat16, float16)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
@@ -17,6 +18,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
         return False
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
+    tolerance = max(tolerance, ROUNDINGS * torch.finfo(a.dtype).eps)
     a, b = a.double(), b.double()
     finite = torch.isfinite(a)
     if not torch.equal(finite, torch.isfinite(b)):

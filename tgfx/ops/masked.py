@@ -14,6 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def gate_times(tensor: Tensor, gate: Tensor) -> Tensor:
+    """A tensor times its gate, in the tensor's own precision: gates are float32 also where the model is not."""
+    return tensor * gate.to(tensor.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the precision in which torch's own kernels sum up."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _narrowed(out: Tensor, x: Tensor) -> Tensor:
+    """In the precision of the input; autocast keeps results of normalisations wide."""
+    return out if torch.is_autocast_enabled(x.device.type) else out.to(x.dtype)
+
+
 def _weighted_mean(x: Tensor, gate: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     gate = gate.to(x.dtype)
     mean = (x * gate).sum(dims, keepdim=True) / _count(x, gate, dims)
@@ -42,45 +57,45 @@ def _axes(dim: object, ndim: int) -> list[int]:
     return [d % ndim for d in dims] or list(range(ndim))
 
 
-def masked_mean(x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
-    return _weighted_mean(x, gate, _axes(dim, x.ndim), keepdim)
+def masked_mean(
+    x: Tensor, gate: Tensor, dim: object = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    mean = _weighted_mean(_wide(x if dtype is None else x.to(dtype)), gate, _axes(dim, x.ndim), keepdim)
+    return mean.to(x.dtype if dtype is None else dtype)
 
 
 def masked_var(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
-    dims = _axes(dim, x.ndim)
-    gate = gate.to(x.dtype)
-    centred = x - _weighted_mean(x, gate, dims, True)
-    squares = (centred.square() * gate).sum(dims, keepdim=True)
-    var = squares / (_count(x, gate, dims) - correction).clamp_min(0)
-    return var if keepdim else _dropped(var, dims)
+    return _var(x, gate, dim, correction, keepdim).to(x.dtype)
 
 
 def masked_std(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
-    return masked_var(x, gate, dim, correction, keepdim).sqrt()
+    return _var(x, gate, dim, correction, keepdim).sqrt().to(x.dtype)
+
+
+def _var(x: Tensor, gate: Tensor, dim: object, correction: float, keepdim: bool) -> Tensor:
+    dims, wide = _axes(dim, x.ndim), _wide(x)
+    gate = gate.to(wide.dtype)
+    centred = wide - _weighted_mean(wide, gate, dims, True)
+    squares = (centred.square() * gate).sum(dims, keepdim=True)
+    var = squares / (_count(wide, gate, dims) - correction).clamp_min(0)
+    return var if keepdim else _dropped(var, dims)
 
 
 def masked_layer_norm(
     x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Normalise over the last len(shape) axes, counting living entries only."""
-    dims = list(range(x.ndim - len(shape), x.ndim))
-    gate = gate.to(x.dtype)
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    mean = _weighted_mean(wide, gate, dims, True)
-    centred = wide - mean
-    var = _weighted_mean(centred.square(), gate, dims, True)
-    out = (centred * torch.rsqrt(var + eps)).to(x.dtype)
-    if weight is not None:
-        out = out * weight
-    return out if bias is None else out + bias
+    dims, wide = list(range(x.ndim - len(shape), x.ndim)), _wide(x)
+    centred = wide - _weighted_mean(wide, gate, dims, True)
+    out = centred * torch.rsqrt(_weighted_mean(centred.square(), gate, dims, True) + eps)
+    return _narrowed(_affine(out, weight, bias), x)
 
 
 def masked_rms_norm(x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
-    dims = list(range(x.ndim - len(shape), x.ndim))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    out = (wide * torch.rsqrt(_weighted_mean(wide.square(), gate, dims, True) + eps)).to(x.dtype)
-    return out if weight is None else out * weight
+    dims, wide = list(range(x.ndim - len(shape), x.ndim)), _wide(x)
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    out = wide * torch.rsqrt(_weighted_mean(wide.square(), gate, dims, True) + eps)
+    return _narrowed(_affine(out, weight, None), x)
 
 
 def masked_group_norm(
@@ -90,17 +105,14 @@ def masked_group_norm(
     batch, channels = x.shape[0], x.shape[1]
     if channels == groups:
         return F.group_norm(x, groups, weight, bias, eps)
-    grid = x.reshape(batch, groups, channels // groups, -1)
-    mask = gate.reshape(1, groups, channels // groups, 1).to(x.dtype)
+    grid = _wide(x).reshape(batch, groups, channels // groups, -1)
+    mask = gate.reshape(1, groups, channels // groups, 1).to(grid.dtype)
     count = mask.sum(2, keepdim=True) * grid.shape[-1]
     mean = (grid * mask).sum((2, 3), keepdim=True) / count
     centred = grid - mean
     var = (centred.square() * mask).sum((2, 3), keepdim=True) / count
     out = (centred * torch.rsqrt(var + eps)).reshape(x.shape)
-    line = [1, channels] + [1] * (x.ndim - 2)
-    if weight is not None:
-        out = out * weight.reshape(line)
-    return out if bias is None else out + bias.reshape(line)
+    return _narrowed(_affine(out, weight, bias, [1, channels] + [1] * (x.ndim - 2)), x)
 
 
 def masked_batch_norm(
@@ -115,13 +127,18 @@ def masked_batch_norm(
     eps: float,
 ) -> Tensor:
     """Without running statistics: normalise each entry of axis 1 over all other axes, living entries only."""
-    dims = [axis for axis in range(x.ndim) if axis != 1]
-    centred = x - _weighted_mean(x, gate, dims, True)
+    dims, wide = [axis for axis in range(x.ndim) if axis != 1], _wide(x)
+    centred = wide - _weighted_mean(wide, gate, dims, True)
     out = centred * torch.rsqrt(_weighted_mean(centred.square(), gate, dims, True) + eps)
-    line = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-    if weight is not None:
-        out = out * weight.reshape(line)
-    return out if bias is None else out + bias.reshape(line)
+    return _narrowed(_affine(out, weight, bias, [-1 if axis == 1 else 1 for axis in range(x.ndim)]), x)
+
+
+def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, line: list[int] | None = None) -> Tensor:
+    """`line`: the shape that brings weight and bias to the axis they are for."""
+    for tensor, join in ((weight, torch.mul), (bias, torch.add)):
+        if tensor is not None:
+            out = join(out, (tensor if line is None else tensor.reshape(line)).to(out.dtype))
+    return out
 
 
 # canonical operator or module name -> masked form exists

@@ -33,6 +33,10 @@ def is_batch_norm(module: nn.Module) -> bool:
     return type(module) in _BATCH_NORM
 
 
+def is_instance_norm(module: nn.Module) -> bool:
+    return type(module) in _INSTANCE_NORM
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Hooks run when the layer is called: it must stay a layer, and what they do to channels is not known."""
     tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

@@ -11,8 +11,8 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from tgfx.budget import Budget
-from tgfx.errors import InputError
 from tgfx.report import FLOPS_NOTE, amount, render
+from tgfx.rounding import checked_multiple
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.alternatives import unaffordable
@@ -63,9 +63,10 @@ def finish(
     """Nudge the gates to the budget, shrink, and report: `tgfx.finish(gated, flops=0.5).model`.
 
     Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
-    round_to: group sizes become multiples of it (or stay whole), still within the budget. Without, where the latency is
-    in the budget, group sizes are those that its table shows to be fast. Choices stay as they are where the budget
-    allows it; else the least sure ones change to cheaper alternatives. On an error the gates are as they were.
+    round_to: group sizes become multiples of it (or stay whole), still within the budget; of heads, their rows are
+    counted. Without, where the latency is in the budget, group sizes are those that its table shows to be fast. Choices
+    stay as they are where the budget allows it; else the least sure ones change to cheaper alternatives. On an error
+    the gates are as they were.
     """
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
@@ -75,7 +76,7 @@ def finish(
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())
     check_feasible(gated, wanted)
-    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, _checked(round_to))
+    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, checked_multiple(round_to))
     saved = gate_weights(gated)
     try:
         change_alternatives_(gated, prices, fewest(gated, prices, 0.0, stops, scores), wanted)
@@ -120,12 +121,6 @@ def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget) 
     if not prices.met(chosen, budget):
         raise unaffordable(prices, chosen, budget)
     return chosen
-
-
-def _checked(multiple: int) -> int:
-    if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
-        raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
-    return multiple
 
 
 def _set_open(gated: GatedModule, chosen: Tensor) -> None:

@@ -29,6 +29,7 @@ from tgfx.training.modes import Trained, frozen, modes_kept
 from tgfx.training.optimizers import check_optimizer, param_groups
 from tgfx.training.progress import display
 from tgfx.training.random_state import seed_all
+from tgfx.training.ranks import refuse_many_processes
 from tgfx.training.rates import Scheduler, scheduler_of
 from tgfx.training.run import Run, Stopped, Validate
 from tgfx.training.schedule import Schedule
@@ -124,7 +125,7 @@ def fit(
     Ends. Ctrl-C finishes the step, writes a checkpoint and returns with stopped="interrupted" (a second one raises
     KeyboardInterrupt at once). A loss or gradient that is not finite raises TrainingError and applies nothing of that
     step. A loader that raises: TrainingError, chained, after a checkpoint of the last step. Modes and requires_grad
-    are put back in any case.
+    are put back in any case. Several processes (torchrun): TrainingError; examples/distributed has the loop for that.
     """
     if not isinstance(gated, GatedModule):
         raise InputError("only a gated model can be fitted", expected="GatedModule", found=type(gated).__name__)
@@ -133,6 +134,7 @@ def fit(
         epochs, steps, train, rule, weight, recalibrate, accumulate, amp, clip, val_every, checkpoint_every, log_every,
         seed, compact_every, patience,
     )  # fmt: skip
+    refuse_many_processes("tgfx.fit")
     if compact_every is not None:
         check_compactable(gated)
     loss_of = step_of(loss_fn, training_step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,19 +15,39 @@ if TYPE_CHECKING:
     from tgfx.gated import GatedModule
 
 
+class GateGroup(dict[str, Any]):
+    """The gates' parameter group: what an optimizer leaves out as its default is set to make a plain step.
+
+    No momentum and a large eps make SGD, Adam and RMSprop alike take one: a moment would erase magnitudes. The
+    optimizer that a group is for is not known when it is made, and eps is not a number in each (Adafactor has two).
+    """
+
+    PLAIN: ClassVar[dict[str, float]] = {"momentum": 0.0, "eps": 1.0}
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Optimizers fill in their defaults with this."""
+        is_number = isinstance(default, int | float) and not isinstance(default, bool)
+        return super().setdefault(name, self.PLAIN.get(name, default) if is_number else default)
+
+
 def param_groups(
     gated: GatedModule, lr: float, *, gate_lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
     """Groups for any torch optimizer: weights as usual, gates without weight decay and with their own rate.
 
     `gate_lr` (default: `lr`) matters when you train to `budget_loss(weight=...)`, the paper's rule. The default rule
-    takes the gradient step of the gates itself and is not touched by it. Frozen weights are left out.
+    takes the gradient step of the gates itself and is not touched by it. Frozen weights are left out. torch itself
+    refuses the groups for LBFGS (which takes no groups), Muon (matrices only: give it the weights that are, and the
+    rest to another optimizer) and SparseAdam (sparse gradients only).
     """
     gates = {id(gate.weight) for gate in gated.gates.values()}
     weights = [p for p in gated.parameters() if p.requires_grad and id(p) not in gates]
-    # momentum 0 and a large eps make SGD, Adam and RMSprop alike take a plain step: a moment would erase magnitudes
-    plain = {"weight_decay": 0.0, "momentum": 0.0, "eps": 1.0, "name": "gates"}
-    own = {"params": [gate.weight for gate in gated.gates.values()], "lr": lr if gate_lr is None else gate_lr, **plain}
+    own = GateGroup(
+        params=[gate.weight for gate in gated.gates.values()],
+        lr=lr if gate_lr is None else gate_lr,
+        weight_decay=0.0,
+        name="gates",
+    )
     if not weights:
         return [own]
     return [{"params": weights, "lr": lr, "weight_decay": weight_decay, "name": "weights"}, own]

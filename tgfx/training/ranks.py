@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tgfx.errors import InputError
+from tgfx.errors import InputError, TrainingError
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -27,6 +28,23 @@ def check_sharding(gated: GatedModule) -> None:
             expected="fully_shard(gated) on the gated model as a whole",
             found=", ".join(parts[:4]),
             fix="leave out fully_shard of submodules: the gated graph calls layers directly, not their parents",
+        )
+
+
+def refuse_many_processes(what: str) -> None:
+    """Raise where several processes would each do all of it, with gradients of their own and the same files."""
+    count = 1
+    if distributed.is_available():
+        if distributed.is_initialized():
+            count = distributed.get_world_size()
+        elif distributed.is_torchelastic_launched():
+            count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1:
+        raise TrainingError(
+            f"{what} is for one process: gradients are not averaged between processes",
+            expected="one process",
+            found=f"{count} (torchrun)",
+            fix="wrap the gated model in DDP or FSDP2 and train with a loop of your own, as in examples/distributed",
         )
 
 

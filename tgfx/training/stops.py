@@ -20,6 +20,7 @@ from torch import Tensor
 from tgfx.errors import BudgetError
 from tgfx.ir.fast_counts import fast_counts
 from tgfx.passes.couple import Group
+from tgfx.rounding import reachable, rounded_counts
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -38,9 +39,8 @@ class Chunk:
 
 
 def multiples(gated: GatedModule, multiple: int) -> Stops:
-    """Every multiple, and the whole group."""
-    sizes = {group.name: len(gated.gate_slots(group.name)) for group in _chunked(gated)}
-    return {name: [*range(multiple, size, multiple), size] for name, size in sizes.items()}
+    """Every count that makes multiples, and the whole group."""
+    return {group.name: rounded_counts(gated, group, multiple) for group in _chunked(gated)}
 
 
 def fast_stops(gated: GatedModule, kinds: Iterable[str]) -> Stops | None:
@@ -57,8 +57,7 @@ def fast_stops(gated: GatedModule, kinds: Iterable[str]) -> Stops | None:
             for group in gated.facts.coupling.groups
             if group.kind != "choice"
         }
-    sizes = {group.name: len(gated.gate_slots(group.name)) for group in _chunked(gated)}  # compact_ may have cut it
-    return {name: [*(n for n in known[key][name] if n < size), size] for name, size in sizes.items()}
+    return {group.name: reachable(gated, group, known[key][group.name]) for group in _chunked(gated)}
 
 
 def _chunked(gated: GatedModule) -> Iterator[Group]:
@@ -127,7 +126,7 @@ def _split(
         own = torch.from_numpy(gated.gate_slots(group.name)).to(scores.device)
         order = own[scores[own].argsort(descending=True, stable=True)]
         wanted = min(len(own), max(1, math.ceil(floor * group.size)))
-        counts = [n for n in stops[group.name] if n >= wanted]
+        counts = [n for n in stops[group.name] if n >= wanted] or stops[group.name][-1:]
         if group.is_switch:  # a branch may go as a whole
             counts = [0, *counts]
         least[order[: counts[0]]] = True

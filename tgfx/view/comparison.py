@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.errors import InputError
 from tgfx.rng import untouched_rng
-from tgfx.verify import eval_mode, like_parameter
+from tgfx.verify import as_model_takes, eval_mode
 from tgfx.view.shapes import Shape, run_shapes
 from tgfx.view.subject import Subject
 
@@ -45,8 +45,7 @@ def comparison(subject: Subject, compact: nn.Module | None, shapes: list[Shape])
 
 
 def _inputs(subject: Subject, compact: nn.Module) -> list[Any]:
-    like = next(compact.parameters(), torch.zeros(()))
-    return [like_parameter(value, like) for value in subject.source.flat_inputs()]
+    return as_model_takes(subject.source.flat_inputs(), compact)
 
 
 def _layers(

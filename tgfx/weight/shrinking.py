@@ -15,7 +15,7 @@ from tgfx.ir.source import tensors_in
 from tgfx.ops.weight_gate import row_blocks
 from tgfx.passes.insert_gates import BANK
 from tgfx.rng import untouched_rng
-from tgfx.verify import eval_mode, like_parameter
+from tgfx.verify import as_model_takes, eval_mode
 from tgfx.weight.gated import WeightGatedModule
 
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -80,13 +80,10 @@ def _without_closed(weight: Tensor, latent: Tensor, binary: Elementwise) -> Tens
 def _verify(gated: WeightGatedModule, sparse: fx.GraphModule) -> None:
     """Run both on the example; a model with another output is never handed out."""
     source = gated.facts.source
-    like = next(gated.parameters())
     outputs = []
     for model in (gated, sparse):
         with eval_mode(model):
-            args, kwargs = torch.utils._pytree.tree_map(
-                lambda value: like_parameter(value, like), copy.deepcopy((source.args, source.kwargs))
-            )
+            args, kwargs = as_model_takes(copy.deepcopy((source.args, source.kwargs)), gated)
             outputs.append(tensors_in(model(*args, **kwargs)))
     expected, found = outputs
     if len(expected) != len(found) or not all(map(close, expected, found)):
