@@ -50,6 +50,7 @@ def attach_controller(
 ) -> BudgetController:
     """A controller in charge of `gated`, going on from `state` if there is one."""
     controller = BudgetController(gated, budget, steps=steps, schedule=schedule, floor=floor, batch_size=batch_size)
+    controller.owner = "the GateCallback"
     if state is not None:
         controller.load_state_dict(state)
     return gated.attach(controller)

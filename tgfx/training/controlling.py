@@ -7,33 +7,30 @@ from contextlib import contextmanager
 
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
-from tgfx.training.controller import BudgetController, check_feasible
-from tgfx.training.schedule import Schedule
+from tgfx.training.controller import BudgetController
 from tgfx.training.settings import Settings
-from tgfx.training.weight_controller import WeightController, check_weight_budget
+from tgfx.training.weight_controller import WeightController
 from tgfx.weight.gated import WeightGatedModule
 
 
 @contextmanager
 def controlled(
-    gated: GatedModule, settings: Settings, total: int, schedule: Schedule | None
+    gated: GatedModule, settings: Settings, total: int
 ) -> Iterator[BudgetController | WeightController | None]:
     """The default rule's controller for the time of the run; None where the optimizer moves the gates, or nobody does.
 
     A controller that `budget_loss` made before ends here: two would undo each other's moves.
     """
-    if gated.controller is not None:
-        gated.controller.close()
-    gated.__dict__["_controller"] = None
-    if settings.budget is not None and settings.rule == "paper":
-        if isinstance(gated, WeightGatedModule):
-            check_weight_budget(gated, settings.budget)
-        else:
-            check_feasible(gated, settings.budget)
-    if settings.budget is None or settings.rule == "paper":
-        yield None
+    gated._unwatched()
+    schedule = settings.schedule_of(total)
+    if settings.budget is None or schedule is None:
+        if settings.budget is not None:
+            gated._check_feasible(settings.budget)
+        try:
+            yield None
+        finally:
+            gated._unwatched()
         return
-    schedule = schedule or (Schedule.for_gates if settings.train == "gates" else Schedule)(total)
     if schedule.steps > total:
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)
@@ -43,9 +40,10 @@ def controlled(
         controller = WeightController(gated, settings.budget, schedule=schedule)
     else:
         controller = BudgetController(gated, settings.budget, schedule=schedule)
+    controller.owner = "tgfx.fit"
     gated.attach(controller)
     try:
         yield controller
     finally:
         controller.close()
-        gated.__dict__["_controller"] = None
+        gated._unwatched()

@@ -12,10 +12,11 @@ from torch import Tensor, fx
 
 from tgfx.budget import Budget
 from tgfx.errors import InputError
+from tgfx.gated_check import check_gated
 from tgfx.report import FLOPS_NOTE, amount, render
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
-from tgfx.training.controller import check_feasible
+from tgfx.training.controller import check_feasible, check_sign_decides
 from tgfx.training.selection import Prices, all_open, close_worst, land, protected
 from tgfx.training.stops import choose_at, fast_stops, multiples
 from tgfx.training.vectors import gate_weights, set_gate_weights_
@@ -64,7 +65,9 @@ def finish(
     Gates are closed, or opened, in the order of their latent weights until the budget is used up and not exceeded.
     round_to: group sizes become multiples of it (or stay whole), still within the budget. Without, where the latency is
     in the budget, group sizes are those that its table shows to be fast. On an error the gates are as they were.
+    Gates whose weights ask for no gradient (requires_grad_(False)) stay as they are.
     """
+    check_gated(gated, "can be finished")
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
     if isinstance(gated, WeightGatedModule):
@@ -93,6 +96,7 @@ def finish(
 
 
 def _finish_weights(gated: WeightGatedModule, wanted: Budget, round_to: int | None, verify: bool) -> Finished:
+    check_sign_decides(gated)
     check_weight_budget(gated, wanted)
     before = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
     opened = {name: gate.is_open() for name, gate in gated.gates.items()}

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tgfx.budget import Budget
 from tgfx.errors import BudgetError
+from tgfx.gated_check import check_gated
+from tgfx.training.controller import check_sign_decides, more_gates
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher
 from tgfx.training.weight_evidence import WeightEvidence
@@ -43,8 +46,10 @@ class WeightController(StepWatcher):
         steps: int = STEPS,
         schedule: Schedule | None = None,
     ) -> None:
+        check_gated(gated, "has gates that a controller could move")
         super().__init__(gated, budget, schedule or Schedule(steps))
-        check_weight_budget(gated, self.budget)
+        check_sign_decides(gated)
+        self.check_budget(self.budget)
         self.every = max(1, self.schedule.steps // UPDATES)
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
         self._mixed = False
@@ -59,19 +64,25 @@ class WeightController(StepWatcher):
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_same_budget(state)
+        for name, own in self.evidence.items():
+            own.check(state["evidence"].get(name, {}), name)
         super().load_state_dict(state)
         for name, own in self.evidence.items():
             own.load_state_dict(state["evidence"][name])
 
-    def asked(self) -> None:
+    def check_budget(self, budget: Budget) -> None:
+        check_weight_budget(self.gated, budget)
+
+    def asked(self, budget: Budget) -> None:
         self._mixed = not self.driving  # until then the loss that is handed out has a gradient
-        super().asked()
+        super().asked(budget)
 
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         if not self.holds_gates(optimizer):
             return
         for name, gate in self.gated.gates.items():
-            if self.phase != "hold" and not self._mixed:
+            if (self.phase != "hold" or self._unmet) and not self._mixed:
                 self.evidence[name].update(self.gated.get_parameter(name), gate.weight, gate.settings)
             gate.weight.grad = None  # an optimizer leaves alone what has no gradient
         self._mixed = False
@@ -83,13 +94,16 @@ class WeightController(StepWatcher):
             self._choose(self.targets)
         entered = self.phase
         self.taken += 1
-        if self.phase == "hold" and entered != "hold":
+        if self.lands_now(entered):
             self._choose(dict(self.budget))
 
     @torch.no_grad()
     def _choose(self, targets: Mapping[str, float]) -> None:
         """New latent weights: score minus λ, in units of λ, so that a gate far from being open stands at -1."""
-        gates, gated = self.gated.gates, self.gated
+        gated = self.gated
+        gates = {name: gate for name, gate in gated.gates.items() if gate.weight.requires_grad}
+        if not gates:
+            return
         prices = {kind: _prices(gated, kind) for kind in targets}
         for name, gate in gates.items():
             price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)
@@ -112,7 +126,7 @@ def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float]) -
                 f"budget {kind}={share:g} cannot be met: what has no gate costs more",
                 expected=f"{kind} of at least {least:.4f}",
                 found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
+                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or {more_gates(gated)}",
             )
 
 
@@ -122,11 +136,14 @@ def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float]) -> float:
 
     Found by halving: each try is a pass over the weights, and none takes memory of its own beyond one weight's mask.
     """
-    gates, cost = gated.gates, gated.facts.cost
+    gates, cost = {n: gate for n, gate in gated.gates.items() if gate.weight.requires_grad}, gated.facts.cost
+    if not gates:
+        return 0.0
+    fixed = {kind: gated.fixed_cost(kind) for kind in targets}
 
     def met(shift: float) -> bool:
         for kind, target in targets.items():
-            found = cost.fixed[kind]
+            found = fixed[kind]
             for name, gate in gates.items():
                 factor = cost.factors[kind][name].to(gate.weight.device)
                 opened = gate.weight > shift
