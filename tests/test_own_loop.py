@@ -288,7 +288,7 @@ def test_a_step_inside_fit_has_no_budget_of_its_own(asked: dict) -> None:
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1]) + model.budget_loss(**asked)
 
-    with pytest.raises(BudgetError, match="tgfx.fit trains this model") as caught:
+    with pytest.raises(BudgetError, match=r"tgfx\.fit trains this model") as caught:
         tgfx.fit(gated, [(X, Y)], training_step=step, budget={"params": 0.5}, steps=5, progress=False)
     assert "leave budget_loss out" in caught.value.fix
     assert gated.controller is None
