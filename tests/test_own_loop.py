@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import tgfx
 from tgfx.errors import BudgetError, InputError, OptimizerError, TrainingError
+from tgfx.training.attaching import attach_controller
 from tgfx.training.controller import BudgetController
 
 X = torch.randn(16, 20, generator=torch.Generator().manual_seed(1))
@@ -296,6 +297,14 @@ def test_a_step_inside_fit_has_no_budget_of_its_own(asked: dict) -> None:
     tgfx.fit(gated, [(X, Y)], training_step=step, budget={"params": 0.5}, steps=5, progress=False)  # it may agree
 
 
+def test_a_callback_has_the_last_word() -> None:
+    gated = gated_mlp()
+    attach_controller(gated, {"params": 0.5}, steps=10)
+    gated.budget_loss(params=0.5)
+    with pytest.raises(BudgetError, match="the GateCallback trains this model"):
+        gated.budget_loss(params=0.4)
+
+
 def test_fit_by_the_papers_rule_leaves_nobody_behind() -> None:
     gated = gated_mlp()
     options = {"rule": "paper", "weight": 4.0, "steps": 3, "progress": False}
@@ -343,6 +352,18 @@ def test_gates_that_ask_for_no_gradient_stay(granularity: str, left_out: bool) -
     assert torch.equal(first.is_open(), mask)
     assert tgfx.finish(gated, params=least).ratio("params") == pytest.approx(least, abs=1e-12)
     assert torch.equal(first.is_open(), mask)
+
+
+def test_all_gates_held() -> None:
+    """Nothing to move, and nothing to complain about."""
+    gated = gated_mlp()
+    for gate in gated.gates.values():
+        gate.weight.requires_grad_(False)
+    with pytest.raises(BudgetError, match="cannot be met"):
+        gated.budget_loss(params=0.9)
+    optimizer = torch.optim.SGD([p for p in gated.parameters() if p.requires_grad], lr=0.05)
+    train(gated, optimizer, 60, lambda _: gated.budget_loss(params=1.0, steps=60))
+    assert gated.controller.taken == 60 and ratio(gated) == 1
 
 
 def test_latent_weights_of_the_others_keep_their_order() -> None:

@@ -28,6 +28,7 @@ from tgfx.gates import TrainableGate
 from tgfx.training.batches import samples_in
 from tgfx.training.evidence import Evidence
 from tgfx.training.optimizer_watch import weakly
+from tgfx.training.optimizers import trained_gates
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.selection import Prices, all_open, best_closed, cheapest, close_worst, land, protected
@@ -184,7 +185,7 @@ class BudgetController(StepWatcher):
         samples = self._ranks.total(self.gated, samples)
         useful = gradient is not None and bool(gradient.any()) and self.evidence.update(gradient, samples)
         self._silent = 0 if useful else self._silent + 1
-        if self._silent == STALL:
+        if self._silent == STALL and trained_gates(self.gated):
             warnings.warn(
                 f"no gradient has reached the gates for {STALL} steps: gates are closed blindly. Does the loss come "
                 "from the gated model, in train mode, and is backward() called before the optimizer's step?",
@@ -226,7 +227,8 @@ class BudgetController(StepWatcher):
         if not bool(held.any()):
             return latent(scores, chosen, cells=cells(self.gated))
         weights = torch.ones_like(scores)  # of held gates: they are not written
-        weights[~held] = latent(scores[~held], chosen[~held], cells=cells(self.gated))
+        if not bool(held.all()):
+            weights[~held] = latent(scores[~held], chosen[~held], cells=cells(self.gated))
         return weights
 
     def _opened(self) -> Tensor:

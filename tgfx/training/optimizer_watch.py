@@ -88,8 +88,10 @@ class OptimizerWatch(ABC):
 
     def holds_gates(self, optimizer: Optimizer) -> bool:
         """Whether a step of this optimizer is a step of ours; others are counted, as a sign of a mistake."""
-        gate = next(iter(trained_gates(self.gated)), None)
-        held = any(p is gate for group in optimizer.param_groups for p in group["params"])
+        trained = (p for p in self.gated.parameters() if p.requires_grad)
+        sign = next(iter(trained_gates(self.gated)), None)
+        sign = next(trained, None) if sign is None else sign  # where all gates are held, whoever trains the weights
+        held = any(p is sign for group in optimizer.param_groups for p in group["params"])
         if held:
             self._weights_only = self._asked = 0
             if self._wanted:
