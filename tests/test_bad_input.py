@@ -191,9 +191,65 @@ def test_budget_outside_its_range(gated: tgfx.GatedModule, share) -> None:
     refused(BudgetError, lambda: gated.budget_loss(flops=share), "flops", repr(share))
 
 
-@pytest.mark.parametrize("share", [1, 1.0, 0.5, 1e-9])
+@pytest.mark.parametrize("share", [1, 1.0, 0.5])
 def test_budget_in_its_range(gated: tgfx.GatedModule, share) -> None:
     assert gated.budget_loss(flops=share, weight=1.0).shape == ()
+
+
+def test_a_share_that_cannot_be_reached_is_a_number_in_eval_mode_only(gated: tgfx.GatedModule) -> None:
+    assert gated.eval().budget_loss(flops=1e-9, weight=1.0).shape == ()
+    refused(BudgetError, lambda: gated.train().budget_loss(flops=1e-9, weight=1.0), "flops", "cannot be met", "0.0556")
+
+
+@pytest.mark.parametrize("weight", [-1, -0.1, math.nan, math.inf, "a", True, [1.0], torch.ones(2)], ids=repr)
+def test_weight_of_the_budget_loss(gated: tgfx.GatedModule, weight) -> None:
+    refused(InputError, lambda: gated.budget_loss(flops=0.5, weight=weight), "weight", repr(weight))
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, "8", True], ids=repr)
+def test_batch_size_of_the_budget_loss(gated: tgfx.GatedModule, size) -> None:
+    refused(InputError, lambda: gated.budget_loss(flops=0.5, batch_size=size), "batch_size", repr(size))
+
+
+# -- not a gated model -------------------------------------------------------------------------------------
+
+TAKERS = {
+    "param_groups": lambda model: tgfx.param_groups(model, lr=0.1),
+    "check_optimizer": lambda model: tgfx.check_optimizer(model, torch.optim.SGD([nn.Parameter(X)], lr=0.1)),
+    "BudgetController": lambda model: tgfx.BudgetController(model, {"flops": 0.5}),
+    "finish": lambda model: tgfx.finish(model, flops=0.5),
+    "fit": lambda model: tgfx.fit(model, [X], budget={"flops": 0.5}),
+    "shrink": tgfx.shrink,
+    "compact_": tgfx.compact_,
+    "save_plan": lambda model: tgfx.save_plan(model, "nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_only_gated_models_are_taken(name: str, model: nn.Module, gated: tgfx.GatedModule) -> None:
+    call = TAKERS[name]
+    assert "tgfx.transform" in (refused(InputError, lambda: call(model), "Net").fix or "")
+    assert "tgfx.transform" in (refused(InputError, lambda: call(None), "NoneType").fix or "")
+    wrapped = nn.Sequential(nn.Identity(), gated)
+    assert "submodule '1'" in (refused(InputError, lambda: call(wrapped), "Sequential").fix or "")
+
+
+@pytest.mark.parametrize("name", ["finish", "fit", "shrink", "compact_", "save_plan"])
+def test_compiled_models_are_refused_with_what_to_pass(name: str, gated: tgfx.GatedModule) -> None:
+    compiled = torch.compile(gated, backend="eager")
+    error = refused(InputError, lambda: TAKERS[name](compiled), "OptimizedModule")
+    assert ("gated.compile()" if name == "fit" else "that was compiled") in (error.fix or "")
+
+
+def test_parameters_of_a_compiled_model_can_be_grouped(gated: tgfx.GatedModule) -> None:
+    groups = tgfx.param_groups(torch.compile(gated, backend="eager"), lr=0.1)
+    tgfx.check_optimizer(gated, torch.optim.SGD(groups))
+    refused(InputError, lambda: tgfx.check_optimizer(gated, "sgd"), "str")
+
+
+def test_single_weights_have_a_controller_of_their_own(model: nn.Module) -> None:
+    gated = tgfx.transform(model, X, granularity="weight")
+    refused(GranularityError, lambda: tgfx.BudgetController(gated, {"params": 0.5}), "weight")
 
 
 def test_no_budget_at_all(gated: tgfx.GatedModule) -> None:

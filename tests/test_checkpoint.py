@@ -212,6 +212,7 @@ OTHER_RUNS = {
     "batch size": ({"train_loader": loader(8)}, "another number of steps"),
     "rule": ({"rule": "paper", "weight": 2.0}, "another rule"),
     "scheduler": ({"scheduler": None}, "another scheduler"),
+    "schedule": ({"schedule": tgfx.Schedule(6, close=0.3)}, "another schedule"),
 }
 
 
@@ -225,6 +226,18 @@ def test_a_checkpoint_of_another_run(tmp_path: Path, change: dict, complaint: st
         tgfx.fit(gated, loss_fn=F.cross_entropy, progress=False, **{**options, **change})
     assert same_state(before, gated.state_dict()) == []
     assert tgfx.fit(gated, loss_fn=F.cross_entropy, progress=False, resume=False, **{**options, **change}).steps
+
+
+def test_a_checkpoint_that_does_not_say_its_schedule(tmp_path: Path) -> None:
+    """As they were written before; and one that says it knows the default by its numbers."""
+    options = {"budget": {"flops": 0.5}, "epochs": 2, "checkpoint": tmp_path / "last.pt", "progress": False}
+    tgfx.fit(small_gated(), loader(), F.cross_entropy, **options)
+    assert tgfx.fit(small_gated(), loader(), F.cross_entropy, schedule=tgfx.Schedule(12), **options).steps == 12
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    del content["state"]["settings"]["schedule"]
+    torch.save(content, tmp_path / "last.pt")
+    other = tgfx.Schedule(12, close=0.3)
+    assert tgfx.fit(small_gated(), loader(), F.cross_entropy, schedule=other, **options).steps == 12
 
 
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:

@@ -99,3 +99,48 @@ def test_the_controller_works_on_a_compiled_model() -> None:
     assert twin.eval().ratio("flops").item() <= 0.5
     for (name, expected), found in zip(plain.named_parameters(), twin.parameters(), strict=True):
         promises.assert_close(found.detach(), expected.detach(), 1e-9, name)
+
+
+def seen(controller: tgfx.BudgetController | None) -> int:
+    assert controller is not None
+    return controller.evidence.samples
+
+
+def test_samples_of_a_compiled_model() -> None:
+    """In the loop they are said, at the door of the compiled module counted, and known to tgfx.fit."""
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3, 8, 8), torch.randint(0, 5, (6,))
+    gated = tgfx.transform(Residual(), x[:1]).train()
+    compiled = torch.compile(gated, backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(tgfx.param_groups(compiled, lr=0.05))
+
+    def step(size: int, **options: int) -> None:
+        loss = nn.functional.cross_entropy(compiled(x[:size]), y[:size])
+        (loss + gated.budget_loss(flops=0.5, **options)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for size in (6, 6, 4):
+        step(size, batch_size=size)
+    assert seen(gated.controller) == 4
+    controller = gated.attach(tgfx.BudgetController(compiled, {"flops": 0.5}))
+    assert controller.gated is gated
+    for size in (6, 6, 4):
+        step(size)
+    assert seen(controller) == 4
+    controller.close()
+    assert not compiled._forward_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # looked at by dynamo
+def test_fit_of_a_model_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3, 8, 8), torch.randint(0, 5, (6,))
+    gated = tgfx.transform(Residual(), x[:1]).train()
+    gated.compile(backend="eager")
+    made: list[tgfx.BudgetController] = []
+    attach = type(gated).attach
+    monkeypatch.setattr(type(gated), "attach", lambda own, c: made.append(c) or attach(own, c))  # type: ignore[func-returns-value]
+    options = {"budget": {"flops": 0.5}, "accumulate": 2, "epochs": 3, "progress": False}
+    tgfx.fit(gated, [(x, y), (x[:4], y[:4])], nn.functional.cross_entropy, **options)
+    assert seen(made[0]) == 10

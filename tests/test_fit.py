@@ -394,6 +394,14 @@ def test_an_optimizer_built_before_transform() -> None:
         tgfx.fit(gated, loader(), F.cross_entropy, optimizer=optimizer, **QUIET)
 
 
+@pytest.mark.parametrize("value", ["good", "", None, [1.0, 2.0], torch.ones(2), object()], ids=repr)
+def test_val_gives_numbers(gated, value) -> None:
+    with pytest.raises(InputError, match="val gave something for 'accuracy' that is no number") as caught:
+        tgfx.fit(gated, loader(), F.cross_entropy, val=lambda model: {"accuracy": value}, **QUIET)
+    assert repr(value) in caught.value.found and caught.value.expected and caught.value.fix
+    assert gated.controller is None
+
+
 def test_losses_that_are_none() -> None:
     refused(TrainingError, "there is no loss", loader(), lambda o, y: 0.5)
     refused(TrainingError, "there is no loss", loader(), lambda o, y: o)

@@ -632,7 +632,7 @@ def test_bad_arguments(layers: tgfx.GatedModule, monkeypatch: pytest.MonkeyPatch
     for options in ({"runtime": "abacus"}, {"threads": 0}, {"turns": True}):
         with pytest.raises(InputError):
             tgfx.latency.measure(layers, cache=False, **options)
-    with pytest.raises(InputError, match="not a gated model"):
+    with pytest.raises(InputError, match="only a gated model"):
         tgfx.latency.measure(nn.Linear(2, 2))  # type: ignore[arg-type]
     double = tgfx.transform(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).double(), torch.zeros(1, 4).double())
     with pytest.raises(InputError, match="float32"):

@@ -33,7 +33,12 @@ from tgfx.passes.survivors import Survivors
 from tgfx.recomputing import Recomputed, checked_options, may_recompute
 from tgfx.report import Report, explain
 from tgfx.training.alternatives import cheapest_alternatives
+from tgfx.training.asking import ask_controller, ask_descent, check_weight
 from tgfx.training.controller import BudgetController
+from tgfx.training.descent import Descent
+from tgfx.training.feasible import check_feasible
+from tgfx.training.vectors import held_slots
+from tgfx.training.watcher import StepWatcher
 
 if TYPE_CHECKING:
     from tgfx.latency.table import LatencyTable
@@ -275,12 +280,16 @@ class GatedModule(LazyGraphModule):
         return {name: gradient[torch.from_numpy(self.gate_slots(name))] for name in self.gates}
 
     def cheapest(self, kind: str = "flops") -> float:
-        """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives."""
+        """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives.
+
+        Gates whose weights ask for no gradient are held, and count as they are.
+        """
         self._known_kind(kind)
-        least = torch.zeros(self.facts.coupling.slots, dtype=torch.bool)
+        held = held_slots(self)
+        least = held & torch.from_numpy(self.open_slots())
         for group in self.facts.coupling.groups:
-            if group.name in self.gates and group.kind != "layer":
-                least[self.gate_slots(group.name)[0]] = True
+            if group.name in self.gates and group.kind != "layer" and not held[first := self.gate_slots(group.name)[0]]:
+                least[first] = True
 
         def price(opened: Tensor) -> float:
             bank = torch.cat([opened.double(), torch.ones(1, dtype=torch.float64)])
@@ -288,23 +297,44 @@ class GatedModule(LazyGraphModule):
 
         return price(cheapest_alternatives(self, price, least)) / self.total(kind)
 
-    def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
-        """Add this to your loss, once a step: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
+    def budget_loss(
+        self,
+        *,
+        weight: float | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        **budgets: float,
+    ) -> Tensor:
+        """Add this to your loss, once a step and with all kinds: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
 
         With `weight`, it is the paper's rule: weight * eq. 8, and the optimizer moves the gates. Without, a controller
         moves them after each step of the optimizer that holds them, to the budget within `steps` (default 1,000)
-        optimizer steps and exactly there from then on; the value is then for the log.
+        optimizer steps and exactly there from then on; the value is then for the log. The shares may follow a schedule
+        of your own: the controller goes along. Another budget after `steps` steps begins anew.
+
+        batch_size: samples in an optimizer step (of this process), which the controller weighs gradients by. It counts
+        them itself, but cannot see into torch.compile: there it assumes 32 unless you say it.
+
+        Where the gates are in eval mode, or without gradients, it is a number and starts nothing.
         """
         budget = Budget.of(budgets)
+        factor = 1.0 if weight is None else check_weight(weight)
+        if not (self.bank.training and torch.is_grad_enabled()):
+            return factor * self._distance(budget)
         if weight is not None:
-            return weight * self._distance(budget)
-        if not (self.training and torch.is_grad_enabled()):
-            return self._distance(budget)
-        controller = self._controlled(budget, steps)
-        controller.asked()
+            ask_descent(self, budget)
+            return factor * self._distance(budget)
+        controller = ask_controller(self, budget, steps, batch_size)
         distance = self._distance(budget)
-        # no gradient from here: the controller reads that of the task, and adds to choices what is theirs
-        return distance.detach() + 0 * distance if controller.driving else distance
+        return self._for_the_log(distance) if controller.driving else distance
+
+    def _check_feasible(self, budget: Budget) -> None:
+        """Refuse a budget that no assignment of the gates can meet."""
+        check_feasible(self, budget)
+
+    def _for_the_log(self, distance: Tensor) -> Tensor:
+        """Without a gradient: the controller reads that of the task, and adds to choices what is theirs."""
+        return distance.detach() + 0 * distance  # but seen by all gates, as DistributedDataParallel wants
 
     def _distance(self, budget: Budget) -> Tensor:
         """Equation 8."""
@@ -316,24 +346,31 @@ class GatedModule(LazyGraphModule):
             loss = loss + (rho - cost.float() / self.total(kind)) ** 2
         return loss
 
-    def _controlled(self, budget: Budget, steps: int | None) -> BudgetController:
-        """The controller for this budget, made at the first call."""
-        controller = self.controller
-        if controller is None or controller.closed or controller.budget != budget:
-            controller = self.attach(BudgetController(self, budget, **({} if steps is None else {"steps": steps})))
-        return controller
+    def _new_controller(self, budget: Budget, steps: int | None) -> StepWatcher:
+        return BudgetController(self, budget, **({} if steps is None else {"steps": steps}))
 
     def attach(self, controller: Controller) -> Controller:
         """Let this controller move the gates from now on, and no other."""
-        if self.controller is not None and self.controller is not controller:
-            self.controller.close()
+        if self._watch is not controller:
+            self._unwatched()
         self.__dict__["_controller"] = controller
         return controller
+
+    def _unwatched(self) -> None:
+        """Whoever sees the steps stops."""
+        if self._watch is not None:
+            self._watch.close()
+        self.__dict__["_controller"] = None
+
+    @property
+    def _watch(self) -> Any:
+        """What sees the steps since a budget was asked for: a controller, or a Descent, which moves nothing."""
+        return self.__dict__.get("_controller")
 
     @property
     def controller(self) -> Any:
         """What moves the gates, if `budget_loss` without a weight has been asked for, or a callback is at work."""
-        return self.__dict__.get("_controller")
+        return None if isinstance(self._watch, Descent) else self._watch
 
     # -- copies ---------------------------------------------------------------------------------------------
 

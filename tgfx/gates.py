@@ -88,6 +88,21 @@ class GateSettings:
         """b(w): what a gate gives in eval mode."""
         return binary_gate(weight, self.binary)
 
+    def check_sign_decides(self) -> None:
+        """Raise unless the gate is open at positive weights and closed at negative ones, from 0.001 to 1,000."""
+        sizes = torch.logspace(-3, 3, 25, device="cpu")
+        opened = self.binary_value(torch.cat([sizes, -sizes])) != 0
+        if not torch.equal(opened, torch.arange(2 * len(sizes)) < len(sizes)):
+            raise self.sign_error("train it by the paper's rule, budget_loss(weight=...), or use binary='step'")
+
+    def sign_error(self, fix: str) -> InputError:
+        return InputError(
+            "the sign of a weight does not decide this gate",
+            expected="a binary gate that is open at +|w| and closed at −|w|",
+            found=f"binary={self.binary!r}",
+            fix=fix,
+        )
+
 
 class TrainableGate(nn.Module):
     """A vector of trainable gates: calling it gives TG(w) in training mode and b(w), exactly 0/1, in eval.
@@ -142,12 +157,7 @@ class TrainableGate(nn.Module):
         size = self.weight.abs().where(self.weight != 0, abs(self.init_value) or 1.0)
         weight = torch.where(mask, size, -size)
         if not torch.equal(self.settings.binary_value(weight) != 0, mask):
-            raise InputError(
-                "the sign of a weight does not decide this gate",
-                expected="a binary gate that is open at +|w| and closed at −|w|",
-                found=f"binary={self.settings.binary!r}",
-                fix="write gate.weight yourself",
-            )
+            raise self.settings.sign_error("write gate.weight yourself")
         self.weight.copy_(weight)
         return self
 

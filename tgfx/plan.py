@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 from tgfx._version import __version__
-from tgfx.errors import GranularityError, IgnoreError, InputError, NothingToGateError, PlanError
+from tgfx.errors import GranularityError, IgnoreError, NothingToGateError, PlanError
 from tgfx.gated import GatedModule
+from tgfx.gated_check import check_gated
 from tgfx.granularity import parse
 from tgfx.shrinking import cut_to, shrink_slots
 from tgfx.transforming import transform
@@ -37,8 +38,7 @@ PLAN, WEIGHTS = "plan.json", "weights.safetensors"
 
 def save_plan(gated: GatedModule, folder: str | os.PathLike[str], *, round_to: int | None = None) -> Path:
     """Write the cut that `tgfx.shrink(gated)` makes. Written aside and moved into place: all of it or nothing."""
-    if not isinstance(gated, GatedModule):
-        raise InputError("only a gated model has a plan", expected="GatedModule", found=type(gated).__name__)
+    check_gated(gated, "has a plan")
     if isinstance(gated, WeightGatedModule):
         raise GranularityError(
             "a plan says which channels stay; here single weights are gated",

@@ -13,8 +13,9 @@ import torch
 from torch import fx, nn
 
 from tgfx.capture.parametrized import parametrised_tensors
-from tgfx.errors import EmptyGroupError, InputError, VerificationError
+from tgfx.errors import EmptyGroupError, VerificationError
 from tgfx.gated import GatedModule, present
+from tgfx.gated_check import check_gated
 from tgfx.instruments import observed
 from tgfx.ir.compare import close
 from tgfx.ir.source import tensors_in
@@ -39,8 +40,7 @@ def shrink(gated: GatedModule, *, round_to: int | None = None, verify: bool = Tr
     gated model on the example before it is returned (verify=False skips that). Where single weights are gated, closed
     ones are exactly zero in the result; `tgfx.save_sparse` makes the file small.
     """
-    if not isinstance(gated, GatedModule):
-        raise InputError("only a gated model can be shrunk", expected="GatedModule", found=type(gated).__name__)
+    check_gated(gated, "can be shrunk")
     if isinstance(gated, WeightGatedModule):
         return shrink_weights(gated, round_to=round_to, verify=verify)
     return cut_to(gated, shrink_slots(gated, round_to), verify=verify)

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tgfx
 from tests.support.random_models import Case, build
 from tgfx.passes.survivors import Survivors
+from tgfx.training.selection import cheapest
 
 IDENTITY = 1e-12  # float64; of the largest entry
 TRAINED = 1e-10  # the same after a backward pass
@@ -245,7 +246,11 @@ def budget_is_used_up(gated: tgfx.GatedModule, kind: str, share: float) -> None:
 def price_has_gradients(gated: tgfx.GatedModule) -> None:
     gated.train()
     gates = [gate.weight for gate in gated.gates.values()]
-    loss = gated.budget_loss(flops=0.5, params=0.5, weight=1.0)
+    shares = {}
+    for kind in ("flops", "params"):  # not where the model is: the gradient of a budget that is met is zero
+        feasible, now = (1.0, max(0.5, cheapest(gated, kind, 0.0))), gated.ratio(kind).item()
+        shares[kind] = max(feasible, key=lambda share, now=now: abs(share - now))
+    loss = gated.budget_loss(weight=1.0, **shares)
     gradients = torch.autograd.grad(loss, gates, allow_unused=True)
     gated.eval()
     for (name, gate), gradient in zip(gated.gates.items(), gradients, strict=True):

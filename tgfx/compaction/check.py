@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from tgfx.capture.parametrized import parametrised_tensors
 from tgfx.errors import GranularityError, InputError
 from tgfx.gated import GatedModule
+from tgfx.gated_check import check_gated
 from tgfx.weight.gated import WeightGatedModule
 
 
 def check_compactable(gated: Any) -> None:
     """Raise the reason why `compact_` cannot cut this model, if there is one."""
-    if not isinstance(gated, GatedModule):
-        raise _not_gated(gated)
+    check_gated(gated, "can be compacted")
     if gated._compiled_call_impl is not None:
         raise InputError(
             "the model was compiled in place",
@@ -66,15 +65,3 @@ def _check_tensors(gated: GatedModule) -> None:
             where=odd,
             fix="compact before sharding, and shard again afterwards",
         )
-
-
-def _not_gated(given: Any) -> InputError:
-    inner = next((name for name in ("module", "_orig_mod") if isinstance(getattr(given, name, None), nn.Module)), None)
-    return InputError(
-        "only a gated model can be compacted",
-        expected="the GatedModule itself, on every process alike",
-        found=type(given).__name__,
-        fix=f"compact_(wrapped.{inner}, ...), and wrap it again afterwards"
-        if inner
-        else "tgfx.transform the model first",
-    )

@@ -20,8 +20,9 @@ from tgfx.compaction.check import check_compactable
 from tgfx.compaction.choose import choice_of
 from tgfx.compaction.optimizers import as_optimizers, plan_optimizers
 from tgfx.compaction.rebuild import rebuild
-from tgfx.errors import InputError, PlanError
+from tgfx.errors import PlanError
 from tgfx.gated import GatedModule
+from tgfx.gated_check import check_gated
 from tgfx.passes.insert_gates import BANK
 from tgfx.rng import untouched_rng
 from tgfx.weight.gated import WeightGatedModule
@@ -39,8 +40,7 @@ def restore_(gated: GatedModule, state: Mapping[str, Any], optimizer: Any = None
     objects. optimizer: one or a list, made over `gated` before; it is cut along and takes the state_dict of the
     optimizer that the compacted model was trained with. On any error nothing is changed.
     """
-    if not isinstance(gated, GatedModule):
-        raise InputError("only a gated model can be restored", expected="GatedModule", found=type(gated).__name__)
+    check_gated(gated, "can be restored")
     optimizers = as_optimizers(optimizer)
     record = state.get(f"{BANK}.{RECORD}")
     own = None if isinstance(gated, WeightGatedModule) else gated.bank.recorded()

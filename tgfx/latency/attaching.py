@@ -6,7 +6,7 @@ import torch
 
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
-from tgfx.latency.needs import check_covers, check_gated
+from tgfx.latency.needs import check_covers, check_timed
 from tgfx.latency.table import LatencyTable
 from tgfx.training.selection import all_open
 
@@ -19,7 +19,7 @@ def attach(gated: GatedModule, table: LatencyTable) -> GatedModule:
     The latency of the model is the sum of its layers, times the table's scale, plus a constant: what the table's whole
     model takes beyond that (pooling, attention products, the call itself).
     """
-    check_gated(gated)
+    check_timed(gated)
     if not isinstance(table, LatencyTable):
         raise InputError("this is no latency table", expected="LatencyTable", found=type(table).__name__)
     check_covers(gated, table)

@@ -8,6 +8,7 @@ import torch
 
 from tgfx.errors import GranularityError, InputError
 from tgfx.gated import GatedModule
+from tgfx.gated_check import check_gated
 from tgfx.ir.layer_shape import LayerShape
 from tgfx.latency import grid
 from tgfx.latency.table import LatencyTable
@@ -29,7 +30,7 @@ class Need:
 
 def needs(gated: GatedModule) -> list[Need]:
     """Each layer shape once, in the order of the model."""
-    check_gated(gated)
+    check_timed(gated)
     coupling = gated.facts.coupling
     found: dict[LayerShape, Need] = {}
 
@@ -58,9 +59,8 @@ def check_covers(gated: GatedModule, table: LatencyTable) -> None:
                 )
 
 
-def check_gated(gated: object) -> None:
-    if not isinstance(gated, GatedModule):
-        raise InputError("this is not a gated model", expected="GatedModule", found=type(gated).__name__)
+def check_timed(gated: object) -> None:
+    check_gated(gated, "has layers to time")
     if isinstance(gated, WeightGatedModule):
         raise GranularityError(
             "single zeros in weights do not make layers faster",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def choice_slots(gated: GatedModule) -> dict[str, Tensor]:
     """Name of each choice -> the slots of its alternatives, choices inside an alternative before the one around it."""
     names = [group.name for group in gated.facts.coupling.groups if group.kind == "choice"]
+    names = [name for name in names if gated.gates[name].weight.requires_grad]  # those that are held stay
     names.sort(key=lambda name: -name.count("."))
     return {name: torch.from_numpy(gated.gate_slots(name)) for name in names}
 

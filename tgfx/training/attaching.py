@@ -51,6 +51,7 @@ def attach_controller(
 ) -> Controller:
     """A controller in charge of `gated`, going on from `state` if there is one."""
     controller = controller_for(gated, budget, schedule or Schedule(steps), floor=floor, batch_size=batch_size)
+    controller.owner = "the GateCallback"
     if state is not None:
         controller.load_state_dict(state)
     return gated.attach(controller)

@@ -25,10 +25,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tgfx.budget import Budget
 from tgfx.choice_gate import ChoiceGate
-from tgfx.errors import BudgetError, InputError
-from tgfx.training.alternatives import affordable, choice_slots
+from tgfx.errors import GranularityError, InputError
+from tgfx.gated_check import check_gated, inside_compiled
+from tgfx.training.batches import samples_in
 from tgfx.training.evidence import Evidence
+from tgfx.training.feasible import check_feasible, check_sign_decides
+from tgfx.training.optimizer_watch import weakly
+from tgfx.training.optimizers import trained_gates
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.selection import (
@@ -36,7 +41,6 @@ from tgfx.training.selection import (
     all_open,
     best_closed,
     change_alternatives_,
-    cheapest,
     close_worst,
     fewest,
     land,
@@ -44,8 +48,8 @@ from tgfx.training.selection import (
 )
 from tgfx.training.stops import choose_at, fast_stops
 from tgfx.training.two_states import TwoStates
-from tgfx.training.vectors import gate_gradients, gate_weights, movable, set_gate_weights_
-from tgfx.training.watcher import StepWatcher, weakly
+from tgfx.training.vectors import gate_gradients, gate_weights, held_slots, movable, set_gate_weights_
+from tgfx.training.watcher import StepWatcher
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -79,12 +83,26 @@ class BudgetController(StepWatcher):
         batch_size: int | None = None,
         weights_frozen: bool | None = None,
     ) -> None:
-        """`weights_frozen`: nothing but gates is trained; by default, if no weight asks for a gradient."""
+        """`gated` may be compiled: torch.compile(gated). Given the model itself, compiled batches cannot be counted.
+
+        `batch_size`: samples in an optimizer step (of this process), 32 where they are neither given nor counted.
+        `weights_frozen`: nothing but gates is trained; by default, if no weight asks for a gradient.
+        """
+        called, gated = gated, inside_compiled(gated)
+        check_gated(gated, "has gates that a controller could move")
+        if not hasattr(gated.facts, "coupling"):
+            raise GranularityError(
+                "this controller moves gates of channels, heads and layers",
+                expected='a model gated with granularity="channel", "head" or "layer"',
+                found='granularity="weight"',
+                fix="gated.budget_loss(params=0.5), or tgfx.fit, makes the controller for single weights",
+            )
         super().__init__(gated, budget, schedule or Schedule(steps))
+        check_sign_decides(gated)
         if not 0 <= floor <= 1:
             raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
         self.floor = floor
-        check_feasible(gated, self.budget, floor)
+        self.check_budget(self.budget)
         check_sharding(gated)
         self.multiplier = 0.0
         self.batch_size = batch_size
@@ -101,6 +119,7 @@ class BudgetController(StepWatcher):
         self._before: Tensor | None = None
         self._ranks = Ranks()
         self._samples = 0
+        self._told = 0
         self._seen_forward = False
         self._silent = 0
         self._mixed = False
@@ -108,25 +127,30 @@ class BudgetController(StepWatcher):
         opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
         self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
         self.watch_steps()
-        self._hooks.append(gated.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True))
+        self._hooks.append(called.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True))
 
     def state_dict(self) -> dict[str, Any]:
         own = {"multiplier": self.multiplier, "pressure": dict(self._pressure)}
         return {**super().state_dict(), **own, "evidence": self.evidence.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_same_budget(state)
+        self.evidence.load_state_dict(state["evidence"])  # or it is refused, and nothing has changed
         super().load_state_dict(state)
         self.multiplier, self._pressure = state["multiplier"], dict(state["pressure"])
-        self.evidence.load_state_dict(state["evidence"])
+
+    def check_budget(self, budget: Budget) -> None:
+        check_feasible(self.gated, budget, self.floor)
 
     def land(self) -> None:
         """Meet the budget now, wherever the schedule is; gates stay there from then on."""
         set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
         self.taken = max(self.taken, math.ceil(self.schedule.hold * self.schedule.steps))
+        self._unmet, self._landed = False, self.taken
 
-    def asked(self) -> None:
+    def asked(self, budget: Budget) -> None:
         self._mixed = not self.driving  # until then the loss that is handed out has a gradient
-        super().asked()
+        super().asked(budget)
 
     # -- what happens at a step -----------------------------------------------------------------------------
 
@@ -160,14 +184,14 @@ class BudgetController(StepWatcher):
         # the gradient was taken at these, not where the optimizer went; at the end choices stand still as well
         set_gate_weights_(self.gated, weights, choices=self.phase == "hold")
         if self._mixed:  # this gradient holds the budget's own, which is no evidence
-            self._mixed, self._samples = False, 0
+            self._mixed, self._samples, self._told = False, 0, 0
         else:
             self._watch()
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             set_gate_weights_(self.gated, self._chosen(self.targets, exactly=False))
         entered = self.phase
         self.taken += 1
-        if self.phase == "hold" and entered != "hold":
+        if self.lands_now(entered):
             set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
 
     def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
@@ -179,9 +203,11 @@ class BudgetController(StepWatcher):
         if not recomputed:
             self._seen_forward = True
             self._ranks.look()
-        first = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim), None)
-        if first is not None:
-            self._samples += first.shape[0]
+        self._samples += samples_in(args, kwargs)
+
+    def tell_samples(self, count: int) -> None:
+        """Said by a loop that knows its batches: counts where the model's own calls cannot be seen (compiled)."""
+        self._told += count
 
     def _watch(self) -> None:
         ours = movable(self.gated)
@@ -190,7 +216,8 @@ class BudgetController(StepWatcher):
         gradient = gate_gradients(self.gated)
         if isinstance(self.evidence, TwoStates):
             self.evidence.moved(self._opened())
-        samples, self._samples = self.batch_size or self._samples or SAMPLES, 0
+        samples = self.batch_size or self._samples or self._told or SAMPLES
+        self._samples = self._told = 0
         samples = self._ranks.total(self.gated, samples)
         useful = (
             gradient is not None
@@ -198,7 +225,7 @@ class BudgetController(StepWatcher):
             and self.evidence.update(gradient, samples)
         )
         self._silent = 0 if useful else self._silent + 1
-        if self._silent == STALL:
+        if self._silent == STALL and trained_gates(self.gated):
             warnings.warn(
                 f"no gradient has reached the gates for {STALL} steps: gates are closed blindly. Does the loss come "
                 "from the gated model, in train mode, and is backward() called before the optimizer's step?",
@@ -237,7 +264,17 @@ class BudgetController(StepWatcher):
         if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
-        return self._ranks.agree(gated, latent(scores, chosen, cells=cells(gated)))
+        return self._ranks.agree(gated, self._latent(scores, chosen))
+
+    def _latent(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Gates that are held have no score, and must not be compared with."""
+        held = held_slots(self.gated).to(scores.device)
+        if not bool(held.any()):
+            return latent(scores, chosen, cells=cells(self.gated))
+        weights = torch.ones_like(scores)  # of held gates: they are not written
+        if not bool(held.all()):
+            weights[~held] = latent(scores[~held], chosen[~held], cells=cells(self.gated))
+        return weights
 
     def _opened(self) -> Tensor:
         return torch.from_numpy(self.gated.open_slots()).to(self.evidence.mean.device)
@@ -276,20 +313,3 @@ def cells(gated: GatedModule) -> float:
 def all_frozen(gated: GatedModule) -> bool:
     own = {id(gate.weight) for gate in gated.gates.values()}
     return not any(p.requires_grad for p in gated.parameters() if id(p) not in own)
-
-
-def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0) -> None:
-    """Refuse a budget that no assignment of the gates can meet."""
-    stops = fast_stops(gated, budget)
-    for kind, share in budget.items():
-        least = cheapest(gated, kind, floor, stops)
-        if share < least:
-            raise BudgetError(
-                f"budget {kind}={share:g} cannot be met: what has no gate, and the last channels, cost more",
-                expected=f"{kind} of at least {least:.4f}",
-                found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
-            )
-    if len(budget) > 1 and choice_slots(gated):
-        prices = Prices(gated)  # each can be met, but the same alternatives must meet them all
-        affordable(gated, prices, fewest(gated, prices, floor, stops), budget)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tgfx.gated import GatedModule
-from tgfx.training.controller import FLOOR, BudgetController, check_feasible
+from tgfx.training.controller import FLOOR, BudgetController
 from tgfx.training.schedule import Schedule
 from tgfx.training.weight_controller import FLOOR as WEIGHT_FLOOR
 from tgfx.training.weight_controller import WeightController
-from tgfx.training.weight_landing import check_weight_budget
 from tgfx.weight.gated import WeightGatedModule
 
 Controller = BudgetController | WeightController
@@ -32,11 +31,3 @@ def controller_for(
         return WeightController(gated, budget, schedule=schedule, floor=own)
     own = FLOOR if floor is None else floor
     return BudgetController(gated, budget, schedule=schedule, floor=own, batch_size=batch_size)
-
-
-def check_reachable(gated: GatedModule, budget: Mapping[str, float]) -> None:
-    """Refuse a budget that no assignment of the gates can meet."""
-    if isinstance(gated, WeightGatedModule):
-        check_weight_budget(gated, budget)
-    else:
-        check_feasible(gated, budget)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tgfx.training.saved_state import check_fits
+
 SURE = 2.0  # standard errors
 
 
@@ -55,6 +57,7 @@ class Evidence:
         return {**own, "mean": self.mean.clone(), "square": self.square.clone()}
 
     def load_state_dict(self, state: dict) -> None:
+        check_fits(state, {"mean": self.mean, "square": self.square}, "evidence of the gates")
         self.seen, self.samples = state["seen"], state["samples"]
         self.mean.copy_(state["mean"])
         self.square.copy_(state["square"])

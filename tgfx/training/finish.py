@@ -11,12 +11,13 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from tgfx.budget import Budget
+from tgfx.gated_check import check_gated
 from tgfx.report import FLOPS_NOTE, amount, render
 from tgfx.rounding import checked_multiple
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.alternatives import unaffordable
-from tgfx.training.controller import check_feasible
+from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.selection import Prices, all_open, change_alternatives_, close_worst, fewest, land, protected
 from tgfx.training.stops import choose_at, fast_stops, multiples
 from tgfx.training.vectors import gate_weights, set_gate_weights_
@@ -67,7 +68,9 @@ def finish(
     counted. Without, where the latency is in the budget, group sizes are those that its table shows to be fast. Choices
     stay as they are where the budget allows it; else the least sure ones change to cheaper alternatives. On an error
     the gates are as they were.
+    Gates whose weights ask for no gradient (requires_grad_(False)) stay as they are.
     """
+    check_gated(gated, "can be finished")
     wanted = Budget.of(budget, **shares)
     refuse_sharded(gated, "finishing")
     if isinstance(gated, WeightGatedModule):
@@ -97,6 +100,7 @@ def finish(
 
 
 def _finish_weights(gated: WeightGatedModule, wanted: Budget, round_to: int | None, verify: bool) -> Finished:
+    check_sign_decides(gated)
     check_weight_budget(gated, wanted)
     before = {name: gate.weight.detach().clone() for name, gate in gated.gates.items()}
     opened = {name: gate.is_open() for name, gate in gated.gates.items()}

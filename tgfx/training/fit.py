@@ -18,6 +18,7 @@ from tgfx.budget import Budget
 from tgfx.compaction.check import check_compactable
 from tgfx.errors import InputError
 from tgfx.gated import GatedModule
+from tgfx.gated_check import check_gated
 from tgfx.plan import fingerprint
 from tgfx.training.checkpoint import Checkpoints
 from tgfx.training.controlling import controlled
@@ -127,12 +128,11 @@ def fit(
     step. A loader that raises: TrainingError, chained, after a checkpoint of the last step. Modes and requires_grad
     are put back in any case. Several processes (torchrun): TrainingError; examples/distributed has the loop for that.
     """
-    if not isinstance(gated, GatedModule):
-        raise InputError("only a gated model can be fitted", expected="GatedModule", found=type(gated).__name__)
+    check_gated(gated, "can be fitted", compiled="compile it in place, gated.compile(), and pass gated")
     settings = Settings(
         None if budget is None else Budget.of(budget),
         epochs, steps, train, rule, weight, recalibrate, accumulate, amp, clip, val_every, checkpoint_every, log_every,
-        seed, compact_every, patience,
+        seed, compact_every, patience, schedule,
     )  # fmt: skip
     refuse_many_processes("tgfx.fit")
     if compact_every is not None:
@@ -148,7 +148,7 @@ def fit(
             groups = param_groups(gated, lr, gate_lr=gate_lr, weight_decay=weight_decay)
             optimizer = SGD(groups, lr=lr, momentum=0.9)
         check_optimizer(gated, optimizer)
-        controller = stack.enter_context(controlled(gated, settings, total, schedule))
+        controller = stack.enter_context(controlled(gated, settings, total))
         penalty = None if settings.budget is None or weight is None else (settings.budget, weight)
         stepper = Stepper(gated, optimizer, loss_of, amp, clip, penalty)
         rates = scheduler_of(scheduler, optimizer, total)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tgfx.errors import OptimizerError
+from tgfx.errors import InputError, OptimizerError
+from tgfx.gated_check import check_gated, inside_compiled
 from tgfx.passes.insert_gates import BANK
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def param_groups(
     refuses the groups for LBFGS (which takes no groups), Muon (matrices only: give it the weights that are, and the
     rest to another optimizer) and SparseAdam (sparse gradients only).
     """
+    gated = inside_compiled(gated)  # its parameters are those of the model that was compiled
+    check_gated(gated, "has parameters and gates to group")
     gates = {id(gate.weight) for gate in gated.gates.values()}
     weights = [p for p in gated.parameters() if p.requires_grad and id(p) not in gates]
     own = GateGroup(
@@ -55,6 +58,10 @@ def param_groups(
 
 def check_optimizer(gated: GatedModule, optimizer: Optimizer) -> None:
     """Raise OptimizerError if the optimizer does not hold all that is to be trained."""
+    gated = inside_compiled(gated)
+    check_gated(gated, "has gates that an optimizer could hold")
+    if not hasattr(optimizer, "param_groups"):
+        raise InputError("this is no optimizer", expected="a torch.optim.Optimizer", found=type(optimizer).__name__)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in gated.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
@@ -62,12 +69,17 @@ def check_optimizer(gated: GatedModule, optimizer: Optimizer) -> None:
 
 
 def check_gates_held(gated: GatedModule, optimizers: Iterable[Optimizer]) -> None:
-    """Raise OptimizerError if none of the optimizers holds the gates."""
+    """Raise OptimizerError if none of the optimizers holds the gates that are trained."""
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    gates = {id(gate.weight) for gate in gated.gates.values()}
+    gates = {id(weight) for weight in trained_gates(gated)}
     missing = [name for name, p in gated.named_parameters() if id(p) in gates - held]
     if missing:
         raise not_held(gated, missing)
+
+
+def trained_gates(gated: GatedModule) -> list[Tensor]:
+    """Latent weights of the gates that may move: requires_grad_(False) holds a gate as it is."""
+    return [gate.weight for gate in gated.gates.values() if gate.weight.requires_grad]
 
 
 def not_held(gated: nn.Module, missing: Iterable[str]) -> OptimizerError:

@@ -163,7 +163,7 @@ class Run:
             raise InputError(
                 "val must name what it measured", expected='e.g. {"accuracy": 0.9}', found=type(measured).__name__
             )
-        return {f"val_{name}": float(value) for name, value in measured.items()}
+        return {f"val_{name}": _number(name, value) for name, value in measured.items()}
 
     def _row(self) -> dict[str, Value]:
         row: dict[str, Value] = {
@@ -271,3 +271,15 @@ class Run:
             restore_(self.gated, state, self.stepper.optimizer)
         else:
             self.gated.load_state_dict(state)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"val gave something for {name!r} that is no number",
+            expected='a number under each name, e.g. {"accuracy": 0.9}',
+            found=f"{value!r}",
+            fix="measure numbers only; print or log the rest yourself",
+        ) from error

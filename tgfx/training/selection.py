@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tgfx.training.alternatives import affordable, cheapest_alternatives, choice_slots, set_alternatives_
 from tgfx.training.stops import Stops, least_at
-from tgfx.training.vectors import movable
+from tgfx.training.vectors import held_slots, movable
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -50,11 +50,15 @@ def _bank(opened: Tensor) -> Tensor:
 def protected(gated: GatedModule, scores: Tensor, floor: float) -> Tensor:
     """The best of every group: `floor` of its size, rounded up. These stay open whatever the budget.
 
-    A branch under one gate may go as a whole; of a group that compact_ has cut, what is left counts.
+    A branch under one gate may go as a whole; of a group that compact_ has cut, what is left counts. A group that is
+    held (its gates ask for no gradient) keeps what is open.
     """
-    keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    keep = held_slots(gated)
+    if bool(keep.any()):
+        keep &= torch.from_numpy(gated.open_slots())
+    keep = keep.to(scores.device)
     for group in gated.facts.coupling.groups:
-        if group.is_switch or group.name not in gated.gates:
+        if group.is_switch or group.name not in gated.gates or not gated.gates[group.name].weight.requires_grad:
             continue
         own = torch.from_numpy(gated.gate_slots(group.name)).to(scores.device)
         count = min(len(own), max(1, math.ceil(floor * group.size)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from tgfx.budget import Budget
 from tgfx.errors import InputError, TrainingError
 from tgfx.training.modes import Trained
+from tgfx.training.schedule import Schedule
 
 Rule = Literal["default", "paper"]
 
@@ -36,6 +37,7 @@ class Settings:
     seed: int | None
     compact_every: int | None = None
     patience: int = 1
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "val_every", "log_every", "compact_every"):
@@ -47,6 +49,8 @@ class Settings:
             raise InputError("two lengths of one run", expected="epochs or steps", found="both")
         _one_of("train", self.train, ("joint", "gates"))
         _one_of("rule", self.rule, ("default", "paper"))
+        if self.schedule is not None and not isinstance(self.schedule, Schedule):
+            raise InputError("this is no schedule", expected="tgfx.Schedule(steps, ...)", found=repr(self.schedule))
         self._check_rule()
         if self.amp not in (None, torch.bfloat16):
             raise InputError(
@@ -74,10 +78,18 @@ class Settings:
                 fix='leave it out, or pass rule="paper"',
             )
 
+    def schedule_of(self, total: int) -> Schedule | None:
+        """That of the default rule; there is none where nobody or the optimizer moves the gates."""
+        if self.budget is None or self.rule == "paper":
+            return None
+        return self.schedule or (Schedule.for_gates if self.train == "gates" else Schedule)(total)
+
     def check_same_run(self, saved: Mapping[str, Any], total: int) -> None:
         """A checkpoint goes on only with what it was begun with; other settings may differ."""
         for name, own in self.identity(total).items():
             before = saved.get(name)  # checkpoints from before compact_every do not name it
+            if name == "schedule" and name not in saved:
+                continue  # nor do older ones say which schedule they followed
             if before != own:
                 raise TrainingError(
                     f"the checkpoint is of a run with another {name}",
@@ -96,6 +108,7 @@ class Settings:
             "accumulate": self.accumulate,
             "compact_every": self.compact_every,
             "patience": None if self.compact_every is None else self.patience,
+            "schedule": None if (schedule := self.schedule_of(total)) is None else asdict(schedule),
         }
 
 

@@ -13,6 +13,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from tgfx.errors import TrainingError
+from tgfx.training.batches import inputs_of, samples_in
+from tgfx.training.controller import BudgetController
 from tgfx.training.device import device_of, to_device
 from tgfx.training.losses import Step
 
@@ -55,6 +57,8 @@ class Stepper:
         for batch in batches:
             with nullcontext() if self.amp is None else torch.autocast(device.type, dtype=self.amp):
                 loss = self.loss_of(self.gated, to_device(batch, device))
+            if isinstance(controller := self.gated.controller, BudgetController):
+                controller.tell_samples(samples_in(*inputs_of(batch)))
             value = float(loss.detach())
             if self.penalty is not None:
                 budget, weight = self.penalty

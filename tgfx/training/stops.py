@@ -61,7 +61,10 @@ def fast_stops(gated: GatedModule, kinds: Iterable[str]) -> Stops | None:
 
 
 def _chunked(gated: GatedModule) -> Iterator[Group]:
-    return (g for g in gated.facts.coupling.groups if g.kind != "choice" and g.name in gated.gates)
+    """Groups that move; those of choices and those that are held do not."""
+    gates = gated.gates
+    groups = (g for g in gated.facts.coupling.groups if g.kind != "choice" and g.name in gates)
+    return (g for g in groups if gates[g.name].weight.requires_grad)
 
 
 def least_at(gated: GatedModule, prices: Prices, scores: Tensor, stops: Stops, floor: float = 0.0) -> Tensor:

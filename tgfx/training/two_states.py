@@ -21,6 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tgfx.training.saved_state import check_fits
+
 SURE = 0.5  # standard errors, on either side
 SHARE = 0.1  # of the steps so far that the means remember
 SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
@@ -126,6 +128,7 @@ class TwoStates:
         return {**own, **{name: getattr(self, name).clone() for name in _TENSORS}}
 
     def load_state_dict(self, state: dict) -> None:
+        check_fits(state, {name: getattr(self, name) for name in _TENSORS}, "evidence of the gates")
         self.seen, self.samples, self.size = state["seen"], state["samples"], state["size"]
         for name in _TENSORS:
             getattr(self, name).copy_(state[name])

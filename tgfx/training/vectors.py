@@ -26,10 +26,10 @@ def gate_gradients(gated: GatedModule) -> Tensor | None:
 
 @torch.no_grad()
 def set_gate_weights_(gated: GatedModule, values: Tensor, *, choices: bool = False) -> None:
-    """Write latent weights back, each to its gate; to the gates of choices only if asked."""
+    """Write latent weights back, each to its gate; to those of choices only if asked, never to gates that are held."""
     others = set() if choices else {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
     for name, gate in gated.gates.items():
-        if name not in others:
+        if name not in others and gate.weight.requires_grad:
             own = (
                 values[_slots(gated, name, gate.weight.numel()).to(values.device)]
                 .to(gate.weight.dtype)
@@ -39,13 +39,22 @@ def set_gate_weights_(gated: GatedModule, values: Tensor, *, choices: bool = Fal
 
 
 def movable(gated: GatedModule) -> Tensor:
-    """Slots whose gates open and close one by one: not those of choices, nor what compact_ has removed."""
+    """Slots whose gates open and close one by one: not those of choices, held ones, or what compact_ has removed."""
     free = torch.zeros(gated.facts.coupling.slots, dtype=torch.bool)
     gates = gated.gates
     for group in gated.facts.coupling.groups:
-        if group.kind != "choice" and group.name in gates:
+        if group.kind != "choice" and group.name in gates and gates[group.name].weight.requires_grad:
             free[_slots(gated, group.name, gates[group.name].weight.numel())] = True
     return free
+
+
+def held_slots(gated: GatedModule) -> Tensor:
+    """Slots of gates that stay as they are, since the user has set requires_grad_(False) on their weights."""
+    held = torch.zeros(gated.facts.coupling.slots, dtype=torch.bool)
+    for name, gate in gated.gates.items():
+        if not gate.weight.requires_grad:
+            held[_slots(gated, name, gate.weight.numel())] = True
+    return held
 
 
 def _spread(gated: GatedModule, values: dict[str, Tensor], empty: float) -> Tensor:

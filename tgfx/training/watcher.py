@@ -1,48 +1,40 @@
-"""What every controller does: see each step of the optimizer that holds the gates, without a call in the loop."""
+"""What every controller does: count the steps of the optimizer that holds the gates, and know the target of each."""
 
 from __future__ import annotations
 
-import weakref
-from abc import ABC, abstractmethod
+import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+import torch
+from torch import Tensor
 
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError
-from tgfx.training.optimizers import not_held
+from tgfx.sharding import is_sharded
+from tgfx.training.optimizer_watch import OptimizerWatch
+from tgfx.training.optimizers import trained_gates
 from tgfx.training.schedule import Phase, Schedule
 
+UNSEEN = 50  # losses asked for without a step in between, after which to look whether someone else trains the model
 
-class StepWatcher(ABC):
+
+class StepWatcher(OptimizerWatch):
     """Counts the steps, knows the target of each, and ends with `close()`. Subclasses move the gates."""
 
+    every: int  # steps between two choices of gates
+    batch_size: int | None = None  # samples in an optimizer step, where they cannot be counted
+
     def __init__(self, gated: Any, budget: Mapping[str, float], schedule: Schedule) -> None:
-        self.budget = Budget.of(budget)
+        super().__init__(gated, budget)
         self.schedule = schedule
         self.taken = 0
-        self._gated = weakref.ref(gated)
-        self._weights_only = 0
-        self._asked = 0
         self._start: dict[str, float] = dict.fromkeys(self.budget, 1.0)
-        self._hooks: list[Any] = []
-
-    def watch_steps(self) -> None:
-        """Last in a constructor: a budget that is refused leaves no hook behind."""
-        self._hooks += [
-            register_optimizer_step_pre_hook(weakly(self, "before_step")),
-            register_optimizer_step_post_hook(weakly(self, "after_step")),
-        ]
-        weakref.finalize(self, _remove_all, self._hooks)  # torch keeps them for the life of the process
-
-    @property
-    def gated(self) -> Any:
-        gated = self._gated()
-        if gated is None:
-            raise ReferenceError("the gated model is gone")
-        return gated
+        self._unmet = False  # a new share that the gates, which stand still, do not follow yet
+        self._landed = 0  # step at which they were last brought to the budget
+        self._at_first: list[tuple[Tensor, Tensor]] | None = None
+        self._warned = False
 
     @property
     def phase(self) -> Phase:
@@ -54,67 +46,75 @@ class StepWatcher(ABC):
         return self.taken > 0
 
     @property
+    def steps_seen(self) -> bool:
+        return self.driving
+
+    @property
     def targets(self) -> dict[str, float]:
         """What the ratios should be now, on the way from where the model was to the budget."""
         return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"budget": dict(self.budget), "taken": self.taken, "start": dict(self._start)}
+    @abstractmethod
+    def check_budget(self, budget: Budget) -> None:
+        """Raise BudgetError if no assignment of the gates meets it."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def retarget(self, budget: Budget) -> None:
+        """Evidence and the place in the schedule stay; gates that stood still are brought to the new shares."""
+        self.check_budget(budget)
+        self.budget, self._unmet = budget, True
+
+    def lands_now(self, entered: Phase) -> bool:
+        """After a step that began in the phase `entered`: whether gates are now to be brought to the budget itself.
+
+        Once, as they come to a stand; after that if the budget has changed, and not more often than gates are chosen.
+        """
+        if self.phase != "hold":
+            return False
+        due = entered != "hold" or (self._unmet and self.taken - self._landed >= self.every)
+        if due:
+            self._unmet, self._landed = False, self.taken
+        return due
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"budget": dict(self.budget), "taken": self.taken, "start": dict(self._start)}
+        return {**own, "unmet": self._unmet, "landed": self._landed}
+
+    def check_same_budget(self, state: dict[str, Any]) -> None:
         if state["budget"] != dict(self.budget):
             raise BudgetError(
                 "the saved state is for another budget", expected=str(self.budget), found=str(state["budget"])
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_same_budget(state)
         self.taken, self._start = state["taken"], dict(state["start"])
+        self._unmet, self._landed = state.get("unmet", False), state.get("landed", 0)  # older states name neither
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has stopped watching."""
-        return not self._hooks
+    def asked(self, budget: Budget) -> None:
+        super().asked(budget)
+        if not self.driving and not self._warned:
+            self._look_for_other_hands()
 
-    def close(self) -> None:
-        """Stop watching; the gates stay as they are."""
-        _remove_all(self._hooks)
+    def _look_for_other_hands(self) -> None:
+        """Weights that change and no step seen: they are moved without a torch optimizer, so gates never would be."""
+        if self._at_first is None:
+            self._at_first = [(p, _local(p).clone()) for p in self._samples_of_weights()]
+        elif self._asked % UNSEEN == 0 and any(not torch.equal(_local(p), before) for p, before in self._at_first):
+            self._warned = True
+            warnings.warn(
+                f"weights have changed, and in {UNSEEN} calls of budget_loss no step of a torch.optim.Optimizer was "
+                "seen that holds the gates: no gate will be closed. Gates are moved after such a step; with updates of "
+                "your own, use budget_loss(weight=...) or wrap them in a torch.optim.Optimizer",
+                stacklevel=6,
+            )
 
-    def asked(self) -> None:
-        """A loss was asked for. An optimizer that steps in between and never holds the gates is a mistake."""
-        self._asked += 1
-        if self._asked > 3 and self._weights_only > 2 and not self.driving:
-            gates = {id(gate.weight) for gate in self.gated.gates.values()}
-            raise not_held(self.gated, [name for name, p in self.gated.named_parameters() if id(p) in gates])
-
-    def holds_gates(self, optimizer: Optimizer) -> bool:
-        """Whether a step of this optimizer is a step of ours; others are counted, as a sign of a mistake."""
-        gate = next(iter(self.gated.gates.values())).weight
-        held = any(p is gate for group in optimizer.param_groups for p in group["params"])
-        if held:
-            self._weights_only = self._asked = 0
-        else:
-            self._weights_only += 1
-        return held
-
-    @abstractmethod
-    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        """Called before every step of any optimizer."""
-
-    @abstractmethod
-    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        """Called after every step of any optimizer."""
+    def _samples_of_weights(self) -> list[Tensor]:
+        """The smallest gate and the smallest weight that are trained: enough to see whether anything moves."""
+        gates = trained_gates(self.gated)
+        own = {id(gate) for gate in gates}
+        weights = [p for p in self.gated.parameters() if p.requires_grad and id(p) not in own]
+        return [min(found, key=lambda p: p.numel()) for found in (gates, weights) if found]
 
 
-def _remove_all(hooks: list[Any]) -> None:
-    while hooks:
-        hooks.pop().remove()
-
-
-def weakly(watcher: StepWatcher, method: str) -> Any:
-    """A hook that calls a method as long as the watcher and its model are there: hooks outlive both."""
-    own = weakref.ref(watcher)
-
-    def hook(*args: Any) -> None:
-        alive = own()
-        if alive is not None and alive._gated() is not None:
-            getattr(alive, method)(*args)
-
-    return hook
+def _local(parameter: Tensor) -> Tensor:
+    return (parameter.to_local() if is_sharded(parameter) else parameter).detach()  # type: ignore[attr-defined]

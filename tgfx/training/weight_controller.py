@@ -19,11 +19,15 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
+from tgfx.budget import Budget
 from tgfx.errors import InputError
+from tgfx.gated_check import check_gated
 from tgfx.sharding import is_sharded
+from tgfx.training.feasible import check_sign_decides
+from tgfx.training.optimizer_watch import weakly
 from tgfx.training.ranks import check_sharding
 from tgfx.training.schedule import Schedule
-from tgfx.training.watcher import StepWatcher, weakly
+from tgfx.training.watcher import StepWatcher
 from tgfx.training.weight_evidence import WeightEvidence
 from tgfx.training.weight_landing import check_weight_budget, shift_to_
 
@@ -53,11 +57,13 @@ class WeightController(StepWatcher):
         schedule: Schedule | None = None,
         floor: float = FLOOR,
     ) -> None:
+        check_gated(gated, "has gates that a controller could move")
         super().__init__(gated, budget, schedule or Schedule(steps))
+        check_sign_decides(gated)
         if not 0 <= floor <= 1:
             raise InputError("floor is a share of each weight", expected="0 to 1", found=repr(floor))
         self.floor = floor
-        check_weight_budget(gated, self.budget, floor)
+        self.check_budget(self.budget)
         check_sharding(gated)
         _refuse_shards(gated)
         self.every = max(1, self.schedule.steps // UPDATES)
@@ -84,6 +90,9 @@ class WeightController(StepWatcher):
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_same_budget(state)
+        for name, own in self.evidence.items():
+            own.check(state["evidence"].get(name, {}), name)
         super().load_state_dict(state)
         for name, own in self.evidence.items():
             own.load_state_dict(state["evidence"][name])
@@ -93,9 +102,12 @@ class WeightController(StepWatcher):
         self._choose(dict(self.budget))
         self.taken = max(self.taken, math.ceil(self.schedule.hold * self.schedule.steps))
 
-    def asked(self) -> None:
+    def check_budget(self, budget: Budget) -> None:
+        check_weight_budget(self.gated, budget, self.floor)
+
+    def asked(self, budget: Budget) -> None:
         self._mixed = not self.driving  # until then the loss that is handed out has a gradient
-        super().asked()
+        super().asked(budget)
 
     # -- what happens at a step -----------------------------------------------------------------------------
 
@@ -103,10 +115,15 @@ class WeightController(StepWatcher):
         if not (distributed.is_available() and distributed.is_initialized()):
             self._take(self._names[id(latent)])
 
+    @property
+    def _learning(self) -> bool:
+        """Not where gates stand still at their budget, nor from a gradient that holds the budget's own."""
+        return (self.phase != "hold" or self._unmet) and not self._mixed
+
     def _take(self, name: str) -> None:
         """What the gradient of a weight's gates tells; then it goes: an optimizer leaves alone what has none."""
         gate = self.gated.gates[name]
-        if self.phase != "hold" and not self._mixed:
+        if self._learning:
             self.evidence[name].take(self.gated.get_parameter(name), gate.weight, gate.settings)
         gate.weight.grad = None
 
@@ -118,7 +135,7 @@ class WeightController(StepWatcher):
         _refuse_shards(self.gated)
         for name in self.evidence:
             self._take(name)
-        if self.phase != "hold" and not self._mixed:
+        if self._learning:
             self._learn()
         self._mixed = False
 
@@ -141,13 +158,16 @@ class WeightController(StepWatcher):
             self._choose(self.targets)
         entered = self.phase
         self.taken += 1
-        if self.phase == "hold" and entered != "hold":
+        if self.lands_now(entered):
             self._choose(dict(self.budget))
 
     @torch.no_grad()
     def _choose(self, targets: Mapping[str, float]) -> None:
         """New latent weights: score minus λ, in units of λ, so that a gate far from being open stands at -1."""
-        gates, gated = self.gated.gates, self.gated
+        gated = self.gated
+        gates = {name: gate for name, gate in gated.gates.items() if gate.weight.requires_grad}
+        if not gates:
+            return
         prices = {kind: _prices(gated, kind) for kind in targets}
         for name, gate in gates.items():
             price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tgfx.gates import GateSettings
 from tgfx.ops.weight_gate import row_blocks, slope_of
+from tgfx.training.saved_state import check_fits
 
 LEAST = 1e-6  # of a layer's mean F: for rows and columns without any gradient, where the sizes of weights then decide
 NOTHING = 1e-24  # F where a whole layer has none
@@ -93,6 +94,10 @@ class WeightEvidence:
     def state_dict(self) -> dict[str, object]:
         parts = {"row": self.row.clone(), "column": self.column.clone(), "mean": self.mean.clone()}
         return {"seen": self.seen, **parts}
+
+    def check(self, state: dict, name: str) -> None:
+        """Raise TrainingError unless this is a state for a weight of the same shape."""
+        check_fits(state, {"row": self.row, "column": self.column, "mean": self.mean}, f"evidence of {name}")
 
     def load_state_dict(self, state: dict) -> None:
         self.seen = state["seen"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tgfx.errors import BudgetError
+from tgfx.training.feasible import more_gates
 from tgfx.training.weight_selection import Candidates, Cutoff, cost, counts_of, largest, shift_
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float], f
         what = "what has no gate costs more"
         if floor is not None:
             shapes, prices = gated.facts.cost.shapes, gated.facts.cost.factors[kind]
-            kept = sum(_kept(shape, floor) * float(prices[name].max()) for name, shape in shapes.items())
+            moved = [name for name, gate in gated.gates.items() if gate.weight.requires_grad]
+            kept = sum(_kept(shapes[name], floor) * float(prices[name].max()) for name in moved)
             least += kept / gated.total(kind)
             what = "what has no gate, and the last weights of each layer, cost more"
         if share < least:
@@ -33,7 +35,7 @@ def check_weight_budget(gated: WeightGatedModule, budget: Mapping[str, float], f
                 f"budget {kind}={share:g} cannot be met: {what}",
                 expected=f"{kind} of at least {least:.4f}",
                 found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or gate more of the model",
+                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or {more_gates(gated)}",
             )
 
 
@@ -44,7 +46,7 @@ def shift_to_(gated: WeightGatedModule, targets: Mapping[str, float], floor: flo
     Every weight keeps the best of its gates, `floor` of them and at least one, where there is room for that. 0 where
     the gates were there already.
     """
-    fixed = gated.facts.cost.fixed
+    fixed = {kind: gated.fixed_cost(kind) for kind in targets}
     room = {kind: share * gated.total(kind) * (1 + SLACK) - fixed[kind] for kind, share in targets.items()}
     free = _candidates(gated, targets)
     first = cutoff = largest(list(free.values()), room)
@@ -74,6 +76,8 @@ def _candidates(gated: WeightGatedModule, kinds: Mapping[str, float]) -> dict[st
     factors = gated.facts.cost.factors
     found = {}
     for name, gate in gated.gates.items():
+        if not gate.weight.requires_grad:  # held
+            continue
         prices = {kind: factors[kind][name].to(gate.weight.device) for kind in kinds}
         one = torch.ones([1] * gate.weight.ndim, dtype=torch.float64, device=gate.weight.device)
         weight = gated.get_parameter(name).detach()

@@ -16,10 +16,12 @@ from tgfx.gated import GatedModule
 from tgfx.ir.facts import Axis
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source
+from tgfx.ops.weight_gate import weighted_sum
 from tgfx.passes.couple import Group, Groups
 from tgfx.passes.weight_cost import WEIGHT_KINDS, WeightCost
 from tgfx.passes.weight_uses import WeightUses
 from tgfx.training.weight_controller import WeightController
+from tgfx.training.weight_landing import check_weight_budget
 from tgfx.weight.gate import WeightGate
 from tgfx.weight.report import WeightReport, explain_weight
 
@@ -101,19 +103,11 @@ class WeightGatedModule(GatedModule):
         """The kinds of cost that this model has."""
         return WEIGHT_KINDS
 
-    def budget_loss(self, *, weight: float | None = None, steps: int | None = None, **budgets: float) -> Tensor:
-        """Equation 8, as for any gated model; without `weight` a controller keeps the gates at the budget."""
-        budget = Budget.of(budgets)
-        distance = self._distance(budget)
-        if weight is not None:
-            return weight * distance
-        if not (self.training and torch.is_grad_enabled()):
-            return distance
-        controller = self.controller
-        if controller is None or controller.closed or controller.budget != budget:
-            controller = self.attach(WeightController(self, budget, **({} if steps is None else {"steps": steps})))
-        controller.asked()
-        return distance.detach() if controller.driving else distance
+    def _check_feasible(self, budget: Budget) -> None:
+        check_weight_budget(self, budget)
+
+    def _new_controller(self, budget: Budget, steps: int | None) -> WeightController:
+        return WeightController(self, budget, **({} if steps is None else {"steps": steps}))
 
     def _distance(self, budget: Budget) -> Tensor:
         first = next(iter(self.gates.values())).weight
@@ -122,9 +116,21 @@ class WeightGatedModule(GatedModule):
             loss = loss + (rho - self.ratio(kind).float()) ** 2
         return loss
 
+    def _for_the_log(self, distance: Tensor) -> Tensor:
+        return distance.detach()  # no gradient at all, which would take memory for each weight
+
     def cheapest(self, kind: str = "flops") -> float:
-        """The smallest ratio that can be reached: all gates closed."""
-        return self.facts.cost.fixed[_known(kind)] / self.total(kind)
+        """The smallest ratio that can be reached: all gates closed but those that are held (ask for no gradient)."""
+        return self.fixed_cost(kind) / self.total(kind)
+
+    def fixed_cost(self, kind: str) -> float:
+        """Of what has no gate, and of what a gate that is held leaves open."""
+        fixed = self.facts.cost.fixed[_known(kind)]
+        for name, gate in self.gates.items():
+            if not gate.weight.requires_grad:
+                factor = self.facts.cost.factors[kind][name].to(gate.weight.device)
+                fixed += float(weighted_sum(gate.weight.detach(), gate.settings.binary_value, factor))
+        return fixed
 
 
 def _all_names(gated: GatedModule) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,410 @@
+"""The user's own training loop: what it may do, and what is found out instead of never closing a gate."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tgfx
+from tgfx.errors import BudgetError, InputError, OptimizerError, TrainingError
+from tgfx.training.attaching import attach_controller
+from tgfx.training.controller import BudgetController
+
+X = torch.randn(16, 20, generator=torch.Generator().manual_seed(1))
+Y = X[:, :5].argmax(1)
+GRANULARITIES = ["channel", "weight"]
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5))
+
+
+def gated_mlp(granularity: str = "channel", **options) -> tgfx.GatedModule:
+    return tgfx.transform(mlp(), X[:2], granularity=granularity, **options).train()
+
+
+def sgd(gated: tgfx.GatedModule, **options) -> torch.optim.Optimizer:
+    return torch.optim.SGD(tgfx.param_groups(gated, lr=0.05, **options))
+
+
+def train(
+    gated: nn.Module, optimizer: torch.optim.Optimizer, steps: int, penalty: Callable[[int], Tensor], first: int = 0
+) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        (F.cross_entropy(gated(X), Y) + penalty(step)).backward()
+        optimizer.step()
+
+
+def ratio(gated: tgfx.GatedModule, kind: str = "params") -> float:
+    return gated.eval().ratio(kind).item()
+
+
+# -- two budgets in one loss -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_two_kinds_in_two_calls_are_an_error(granularity: str) -> None:
+    gated = gated_mlp(granularity)
+    with pytest.raises(BudgetError, match="two budgets") as caught:
+        train(gated, sgd(gated), 1, lambda _: gated.budget_loss(flops=0.5) + gated.budget_loss(params=0.5))
+    assert "flops 50.0%" in caught.value.found and "params 50.0%" in caught.value.found
+    assert "in one call" in caught.value.fix
+
+
+def test_two_shares_in_two_calls_are_an_error() -> None:
+    gated = gated_mlp()
+    with pytest.raises(BudgetError, match="two budgets"):
+        train(gated, sgd(gated), 2, lambda _: gated.budget_loss(params=0.5) + gated.budget_loss(params=0.4))
+
+
+def test_two_rules_in_one_loss_are_an_error() -> None:
+    gated = gated_mlp()
+    with pytest.raises(BudgetError, match="two budgets") as caught:
+        train(gated, sgd(gated), 1, lambda _: gated.budget_loss(params=0.5) + gated.budget_loss(params=0.5, weight=1.0))
+    assert "with a weight" in caught.value.found and "without a weight" in caught.value.found
+
+
+def test_the_same_budget_may_be_asked_for_by_every_batch_of_a_step() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    for _ in range(12):
+        for part in (slice(0, 8), slice(8, 16)):
+            loss = F.cross_entropy(gated(X[part]), Y[part]) + gated.budget_loss(params=0.5, steps=12)
+            (loss / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert gated.controller.taken == 12
+    assert 0.45 < ratio(gated) <= 0.5
+
+
+def test_for_the_log_anything_may_be_asked() -> None:
+    gated = gated_mlp()
+    gated.budget_loss(params=0.5)
+    running = gated.controller
+    with torch.no_grad():
+        assert gated.budget_loss(flops=0.3).item() == pytest.approx(0.49, abs=1e-6)
+        assert gated.budget_loss(flops=0.3, weight=2.0).item() == pytest.approx(0.98, abs=1e-6)
+    assert gated.controller is running and not running.closed
+
+
+def test_another_kind_may_follow_after_a_step() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    train(gated, optimizer, 3, lambda _: gated.budget_loss(flops=0.5, steps=10))
+    first = gated.controller
+    train(gated, optimizer, 10, lambda _: gated.budget_loss(params=0.5, steps=10))
+    assert first.closed and gated.controller.taken == 10
+    assert ratio(gated) <= 0.5
+
+
+# -- a schedule of one's own -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("steps", [60, 20])  # shorter than the run: it goes on by itself
+def test_a_share_that_falls_from_step_to_step(granularity: str, steps: int) -> None:
+    gated = gated_mlp(granularity)
+    train(gated, sgd(gated), 60, lambda i: gated.budget_loss(params=1 - 0.5 * min(1, (i + 1) / 50), steps=steps))
+    assert 0.45 < ratio(gated) <= 0.5
+
+
+def test_evidence_and_step_count_outlive_a_change_of_the_share() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    train(gated, optimizer, 5, lambda i: gated.budget_loss(params=0.9 - 0.01 * i, steps=60))
+    controller = gated.controller
+    assert (controller.taken, controller.evidence.seen) == (5, 4)  # the first loss has a gradient of its own
+    assert controller.budget["params"] == pytest.approx(0.86)
+    with pytest.raises(BudgetError, match="cannot be met"):
+        gated.budget_loss(params=0.001, steps=60)
+    assert gated.controller is controller and controller.budget["params"] == pytest.approx(0.86)
+
+
+@settings(max_examples=8, deadline=None)
+@given(shares=st.lists(st.floats(0.3, 1.0), min_size=1, max_size=4), steps=st.integers(8, 40))
+def test_whatever_the_shares_were_the_last_is_met(shares: list[float], steps: int) -> None:
+    """Asked for in turn, and the last for as long as the run has steps and a tenth more."""
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    for index, share in enumerate(shares):
+        train(gated, optimizer, 3, lambda _, share=share: gated.budget_loss(params=share, steps=steps), first=index)
+    train(gated, optimizer, steps + steps // 10 + 2, lambda _: gated.budget_loss(params=shares[-1], steps=steps))
+    assert shares[-1] - 0.07 < ratio(gated) <= shares[-1] + 1e-9  # a channel is up to 0.05 here
+
+
+def test_another_budget_after_the_last_step_begins_anew() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    train(gated, optimizer, 10, lambda _: gated.budget_loss(params=0.8, steps=10))
+    first = gated.controller
+    train(gated, optimizer, 2, lambda _: gated.budget_loss(params=0.4, steps=20))
+    assert first.closed and gated.controller.taken == 2
+    assert 0.6 < gated.controller.targets["params"] <= 0.8  # step by step, not at once
+    train(gated, optimizer, 18, lambda _: gated.budget_loss(params=0.4, steps=20))
+    assert ratio(gated) <= 0.4
+
+
+def test_another_length_in_the_middle_is_an_error() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    train(gated, optimizer, 2, lambda _: gated.budget_loss(params=0.5, steps=10))
+    gated.budget_loss(params=0.5)  # not to say it again is fine
+    with pytest.raises(InputError, match="another number of steps") as caught:
+        gated.budget_loss(params=0.5, steps=20)
+    assert "steps=10" in caught.value.expected and "steps=20" in caught.value.found
+    gated.controller.close()
+    gated.budget_loss(params=0.5, steps=20)
+    assert gated.controller.schedule.steps == 20
+
+
+def test_a_new_share_at_a_stand_still_is_saved_with_the_state() -> None:
+    gated = gated_mlp()
+    train(gated, sgd(gated), 9, lambda _: gated.budget_loss(params=0.8, steps=10))
+    assert gated.controller.phase == "hold"
+    gated.budget_loss(params=0.5, steps=10)
+    saved = gated.controller.state_dict()
+    again = gated.attach(BudgetController(gated, {"params": 0.5}, steps=10))
+    again.load_state_dict(saved)
+    train(gated, sgd(gated), 1, lambda _: torch.zeros(()))
+    assert ratio(gated) <= 0.5
+
+
+# -- modes, and loops without an optimizer -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gates_that_train_in_a_model_in_eval_mode(granularity: str) -> None:
+    gated = gated_mlp(granularity).eval()
+    gated.bank.train()
+    train(gated, sgd(gated), 30, lambda _: gated.budget_loss(params=0.5, steps=30))
+    assert 0.45 < ratio(gated) <= 0.5
+    assert gated.budget_loss(params=0.3).requires_grad is False and gated.controller.budget["params"] == 0.5
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("through_data", [False, True])
+def test_updates_by_hand_are_noticed_once(granularity: str, through_data: bool) -> None:
+    gated = gated_mlp(granularity)
+    with pytest.warns(UserWarning, match="no step of a torch.optim.Optimizer was seen") as caught:
+        for _ in range(120):
+            gated.zero_grad()
+            (F.cross_entropy(gated(X), Y) + gated.budget_loss(params=0.5, steps=100)).backward()
+            with torch.no_grad():
+                for parameter in gated.parameters():
+                    (parameter.data if through_data else parameter).sub_(parameter.grad, alpha=0.05)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_many_batches_before_the_first_step_are_no_reason_to_warn() -> None:
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    for _ in range(130):
+        (F.cross_entropy(gated(X[:2]), Y[:2]) + gated.budget_loss(params=0.5, steps=1)).backward()
+    optimizer.step()
+    assert gated.controller.taken == 1
+
+
+def test_by_hand_the_papers_rule_works_and_is_silent() -> None:
+    gated = gated_mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(60):
+            gated.zero_grad()
+            gated.budget_loss(params=0.5, weight=20.0).backward()
+            with torch.no_grad():
+                for gate in gated.gates.values():
+                    gate.weight.sub_(gate.weight.grad)
+    assert ratio(gated) < 1
+
+
+# -- the paper's rule --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_the_papers_rule_after_the_default_rule(granularity: str) -> None:
+    gated = gated_mlp(granularity)
+    optimizer = sgd(gated, gate_lr=0.05)
+    train(gated, optimizer, 3, lambda _: gated.budget_loss(params=0.9, steps=1000))
+    controller = gated.controller
+    before = [gate.weight.detach().clone() for gate in gated.gates.values()]
+    train(gated, optimizer, 5, lambda _: gated.budget_loss(params=0.5, weight=20.0))
+    assert controller.closed and gated.controller is None
+    assert all(not torch.equal(gate.weight, old) for gate, old in zip(gated.gates.values(), before, strict=True))
+    train(gated, optimizer, 2, lambda _: gated.budget_loss(params=0.9, steps=1000))
+    assert gated.controller is not controller and gated.controller.taken == 2
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_the_papers_rule_refuses_what_cannot_be_met(granularity: str) -> None:
+    gated = gated_mlp(granularity)
+    least = gated.cheapest("params")
+    with pytest.raises(BudgetError, match="cannot be met") as caught:
+        gated.budget_loss(params=least * 0.99, weight=1.0)
+    assert f"{least:.4f}" in caught.value.expected
+    gated.budget_loss(params=least, weight=1.0)
+    with pytest.raises(BudgetError, match="cannot be met"):
+        gated.budget_loss(params=least * 0.9, weight=1.0)  # also where the share has changed
+
+
+@pytest.mark.parametrize("weight", [None, 4.0])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_an_optimizer_from_before_the_transform(weight: float | None, granularity: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    gated = tgfx.transform(model, X[:2], granularity=granularity).train()
+    with pytest.raises(OptimizerError, match="does not hold") as caught:
+        train(gated, optimizer, 10, lambda _: gated.budget_loss(params=0.5, weight=weight))
+    assert f"{len(list(gated.parameters()))} parameters" in caught.value.message
+    assert "0.weight, 0.bias" in caught.value.found
+
+
+@pytest.mark.parametrize("weight", [None, 4.0])
+def test_two_optimizers_and_one_with_the_gates(weight: float | None) -> None:
+    gated = gated_mlp()
+    gates = {id(gate.weight) for gate in gated.gates.values()}
+    weights = torch.optim.Adam([p for p in gated.parameters() if id(p) not in gates], lr=0.01)
+    both = sgd(gated)
+    for _ in range(8):
+        weights.zero_grad(), both.zero_grad()
+        (F.cross_entropy(gated(X), Y) + gated.budget_loss(params=0.5, weight=weight)).backward()
+        weights.step(), both.step()
+
+
+# -- whose budget it is ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [{"params": 0.4}, {"flops": 0.5}, {"params": 0.5, "weight": 1.0}], ids=str)
+def test_a_step_inside_fit_has_no_budget_of_its_own(asked: dict) -> None:
+    gated = gated_mlp()
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1]) + model.budget_loss(**asked)
+
+    with pytest.raises(BudgetError, match=r"tgfx\.fit trains this model") as caught:
+        tgfx.fit(gated, [(X, Y)], training_step=step, budget={"params": 0.5}, steps=5, progress=False)
+    assert "leave budget_loss out" in caught.value.fix
+    assert gated.controller is None
+    asked.update(params=0.5, weight=None), asked.pop("flops", None)
+    tgfx.fit(gated, [(X, Y)], training_step=step, budget={"params": 0.5}, steps=5, progress=False)  # it may agree
+
+
+def test_a_callback_has_the_last_word() -> None:
+    gated = gated_mlp()
+    attach_controller(gated, {"params": 0.5}, steps=10)
+    gated.budget_loss(params=0.5)
+    with pytest.raises(BudgetError, match="the GateCallback trains this model"):
+        gated.budget_loss(params=0.4)
+
+
+def test_fit_by_the_papers_rule_leaves_nobody_behind() -> None:
+    gated = gated_mlp()
+    options = {"rule": "paper", "weight": 4.0, "steps": 3, "progress": False}
+    tgfx.fit(gated, [(X, Y)], F.cross_entropy, budget={"params": 0.5}, **options)
+    assert gated._watch is None
+
+
+# -- gates ------------------------------------------------------------------------------------------------
+
+
+def above_half(weight: Tensor) -> Tensor:
+    return (weight > 0.5).float()
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gates_that_the_sign_does_not_decide(granularity: str) -> None:
+    gated = gated_mlp(granularity, gate=tgfx.GateSpec(binary=above_half))
+    with pytest.raises(InputError, match="the sign of a weight does not decide this gate") as caught:
+        gated.budget_loss(params=0.5)
+    assert "weight=" in caught.value.fix
+    gated.budget_loss(params=0.5, weight=1.0)
+    same = gated_mlp(granularity, gate=tgfx.GateSpec(binary=lambda w: (w > 0).float()))
+    same.budget_loss(params=0.5)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("left_out", [False, True])
+def test_gates_that_ask_for_no_gradient_stay(granularity: str, left_out: bool) -> None:
+    """Open or closed, in the optimizer or not; the others meet the budget without them."""
+    gated = gated_mlp(granularity)
+    name, first = next(iter(gated.gates.items()))
+    mask = torch.arange(first.weight.numel()).reshape(first.weight.shape) % 4 != 1
+    with torch.no_grad():
+        first.weight.copy_(torch.where(mask, 0.7, -0.7))
+    first.weight.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in gated.parameters() if p.requires_grad or not left_out], lr=0.05)
+    train(gated, optimizer, 30, lambda _: gated.budget_loss(params=0.6, steps=30))
+    assert torch.equal(first.weight, torch.where(mask, 0.7, -0.7))
+    assert 0.55 < ratio(gated) <= 0.6
+    least = gated.cheapest("params")
+    with pytest.raises(BudgetError, match="cannot be met") as caught:
+        tgfx.finish(gated, params=least * 0.99)
+    assert "requires_grad_(True)" in caught.value.fix and name in caught.value.fix
+    assert tgfx.finish(gated, params=0.5).ratio("params") <= 0.5
+    assert torch.equal(first.is_open(), mask)
+    assert tgfx.finish(gated, params=least).ratio("params") == pytest.approx(least, abs=1e-12)
+    assert torch.equal(first.is_open(), mask)
+
+
+def test_all_gates_held() -> None:
+    """Nothing to move, and nothing to complain about."""
+    gated = gated_mlp()
+    for gate in gated.gates.values():
+        gate.weight.requires_grad_(False)
+    with pytest.raises(BudgetError, match="cannot be met"):
+        gated.budget_loss(params=0.9)
+    optimizer = torch.optim.SGD([p for p in gated.parameters() if p.requires_grad], lr=0.05)
+    train(gated, optimizer, 60, lambda _: gated.budget_loss(params=1.0, steps=60))
+    assert gated.controller.taken == 60 and ratio(gated) == 1
+
+
+def test_latent_weights_of_the_others_keep_their_order() -> None:
+    """Of closed gates too the better one is nearer to opening, whatever gates are held (their scores are 0)."""
+    gated = gated_mlp()
+    next(iter(gated.gates.values())).weight.requires_grad_(False)
+    controller = BudgetController(gated, {"params": 0.5}, steps=20)
+    scores = torch.cat([torch.zeros(24), torch.arange(1.0, 25.0)]).double()
+    weights = controller._latent(scores, scores != scores.clamp(max=10))[24:]
+    controller.close()
+    assert torch.equal(weights.argsort(), torch.arange(24))
+    assert torch.equal(weights > 0, torch.arange(24) >= 10)
+
+
+# -- state -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_the_state_of_another_model_is_refused_and_changes_nothing(granularity: str) -> None:
+    wide = tgfx.transform(
+        nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 24), nn.ReLU(), nn.Linear(24, 5)),
+        X[:2],
+        granularity=granularity,
+    ).train()
+    saved = []
+    for gated in (wide, gated_mlp(granularity)):
+        train(gated, sgd(gated), 3, lambda _, gated=gated: gated.budget_loss(params=0.5, steps=10))
+        saved.append(gated.controller.state_dict())
+    with pytest.raises(TrainingError, match="of another model") as caught:
+        gated.controller.load_state_dict(saved[0])
+    assert "shape" in caught.value.expected and caught.value.found
+    now = gated.controller.state_dict()
+    assert str(now) == str(saved[1])
+    gated.controller.load_state_dict(saved[1])
+
+
+def test_the_state_of_a_run_with_other_frozen_weights_is_refused() -> None:
+    gated = gated_mlp()
+    one = BudgetController(gated, {"params": 0.5}, weights_frozen=True)
+    other = BudgetController(gated, {"params": 0.5}, weights_frozen=False)
+    for controller, state in ((one, other.state_dict()), (other, one.state_dict())):
+        with pytest.raises(TrainingError, match="trained something else"):
+            controller.load_state_dict(state)
+        controller.close()
