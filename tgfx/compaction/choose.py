@@ -33,10 +33,18 @@ def choose(gated: GatedModule, patience: int) -> Choice:
     # a closed branch, or an alternative that is not chosen, stays until shrink: its gate may still open
     stays = gated.open_slots() | _switches(gated)
     record = np.where(present, np.where(stays, 0, before + 1), GONE)
-    alive = present & (record <= patience)
+    alive = present & ((record <= patience) | _spares(gated))
     dead = _keep_what_must_stay(gated, present, alive)
     record[~alive] = GONE
     return Choice(record, present & ~alive, _survivors(gated, alive), dead)
+
+
+def _spares(gated: GatedModule) -> np.ndarray:
+    """Closed slots that whoever moves the gates may still need to land on its budget."""
+    controller = gated.controller
+    if controller is None or controller.closed:
+        return np.zeros(gated.facts.coupling.slots, dtype=bool)
+    return controller.spares().numpy()
 
 
 def choice_of(gated: GatedModule, record: np.ndarray) -> Choice:

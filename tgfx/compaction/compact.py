@@ -58,7 +58,8 @@ def compact_(
     name, or a list of these; scaler: a GradScaler, which must not be between unscale_ and step.
     patience: a channel goes if it is closed now and was closed at the last `patience` calls; 0 removes every closed
     one. Channels kept by it still have their gates and may reopen. A group that would lose its last channel keeps the
-    best, unless its whole branch can go.
+    best, unless its whole branch can go. While a controller moves the gates, groups whose channels cost more than
+    half a percent of the budget's kind each keep their best closed one: it may be needed to land on the budget.
     verify: run the model before and after on the example. On any error nothing is changed.
     """
     check_compactable(gated)

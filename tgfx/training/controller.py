@@ -31,6 +31,7 @@ from tgfx.errors import GranularityError, InputError
 from tgfx.gated_check import check_gated, inside_compiled
 from tgfx.training.batches import samples_in
 from tgfx.training.evidence import Evidence
+from tgfx.training.exchange import exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.optimizer_watch import weakly
 from tgfx.training.optimizers import trained_gates
@@ -263,6 +264,8 @@ class BudgetController(StepWatcher):
             return self._chosen(targets, exactly=exactly)
         if exactly and stops is None:
             chosen = land(prices, chosen, scores, targets)
+            floor = protected(gated, scores.where(chosen, -math.inf), self.floor)
+            chosen = exchange(gated, prices, chosen, scores, floor, targets)
         self.multiplier = max(0.0, threshold) if math.isfinite(threshold) else 0.0
         return self._ranks.agree(gated, self._latent(scores, chosen))
 
@@ -278,6 +281,25 @@ class BudgetController(StepWatcher):
 
     def _opened(self) -> Tensor:
         return torch.from_numpy(self.gated.open_slots()).to(self.evidence.mean.device)
+
+    def spares(self) -> Tensor:
+        """Closed gates, by slot, that the way to the budget may still need: none may be removed from the model yet.
+
+        Gates close until a target is met, so the last one may go too far by what it costs. Where that is much, a
+        cheaper gate of the same or another group fills the rest. The best closed one of each such group is kept.
+        """
+        opened, ours = torch.from_numpy(self.gated.open_slots()), movable(self.gated).cpu()
+        spares = torch.zeros_like(opened)
+        if self.phase == "hold" and not self._unmet:
+            return spares
+        prices, weights = Prices(self.gated), gate_weights(self.gated).cpu()
+        dear = torch.stack([prices.marginal(kind, opened) for kind in self.budget]).amax(0) > NEAR
+        for name in self.gated.gates:
+            own = torch.from_numpy(self.gated.gate_slots(name))
+            closed = own[~opened[own] & ours[own] & dear[own]]
+            if len(closed):
+                spares[closed[weights[closed].argmax()]] = True
+        return spares
 
     def _swaps(self) -> int:
         """How many closed gates may open now: single moves are foretold well, many at once are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from tgfx.rounding import checked_multiple
 from tgfx.sharding import refuse_sharded
 from tgfx.shrinking import shrink
 from tgfx.training.alternatives import unaffordable
+from tgfx.training.exchange import exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.selection import Prices, all_open, change_alternatives_, close_worst, fewest, land, protected
 from tgfx.training.stops import choose_at, fast_stops, multiples
@@ -119,9 +121,13 @@ def _finish_weights(gated: WeightGatedModule, wanted: Budget, round_to: int | No
 
 def _nudged(gated: GatedModule, prices: Prices, scores: Tensor, budget: Budget) -> Tensor:
     opened = torch.from_numpy(gated.open_slots())
-    keep = opened if prices.met(opened, budget) else protected(gated, scores, 0.0)
+    met = prices.met(opened, budget)
+    keep = opened if met else protected(gated, scores, 0.0)
     chosen, _ = close_worst(prices, scores, all_open(gated), keep, budget)
     chosen = land(prices, chosen, scores, budget)
+    if not met and prices.met(chosen, budget):
+        floor = protected(gated, scores.where(chosen, -math.inf), 0.0)
+        chosen = exchange(gated, prices, chosen, scores, floor, budget)
     if not prices.met(chosen, budget):
         raise unaffordable(prices, chosen, budget)
     return chosen
