@@ -3,7 +3,7 @@
 python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/curve
 python -m examples.resnet56.curve --quick
 
-Two runs go down from share to share: one keeps batch norm's statistics too, the other measures them anew.
+Two runs go down from share to share: one measures batch norm's statistics anew, the other keeps them too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from examples.resnet56.losses import LOSSES
 from examples.resnet56.run import accuracy, quick_model, whole_model
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-RUNS = {"kept": 0, "measured anew": 60}  # what becomes of batch norm's statistics: batches to measure them with
+RUNS = {"measured anew": 60, "kept": 0}  # what becomes of batch norm's statistics: batches to measure them with
 WATCH = 0.2  # of the steps at a share in which gates are only watched: each share gathers its evidence anew
 
 

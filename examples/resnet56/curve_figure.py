@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-COLOURS = ("#d1651f", "#2a6fbb")
+COLOURS = ("#2a6fbb", "#d1651f")
 WIDTH, HEIGHT, LEFT, TOP = 420, 240, 60, 30
 
 
