@@ -120,6 +120,9 @@ def test_promises_and_training(kind: str, granularity: Any, dtype: torch.dtype) 
         loss.backward()
         for name, gate in gated.gates.items():
             gradient = gate.weight.grad
+            if granularity == "weight":  # looked at in backward, and freed
+                assert gradient is None
+                continue
             assert gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()), name
         optimizer.step()
     assert gated.eval().ratio("flops") <= 0.7

@@ -258,7 +258,7 @@ def _train_a_step(model: nn.Module, case: Case) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss = model(case.example(4)).square().mean()
     if isinstance(model, tgfx.GatedModule):
-        loss = loss + model.budget_loss(flops=0.5, weight=1.0)
+        loss = loss + model.budget_loss(flops=max(0.5, model.cheapest("flops")), weight=1.0)
     loss.backward()
     optimizer.step()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 
 class Constants(nn.Module):
@@ -38,6 +38,8 @@ class Constants(nn.Module):
 
 def beside(constant: Tensor, tensor: Tensor) -> Tensor:
     """The constant where the tensor is: wrappers may move parameters one by one (FSDP), or leave them on meta."""
+    if isinstance(tensor, fx.Proxy):  # somebody traces the gated model: there is no device to ask for
+        return constant
     return constant if constant.device == tensor.device else constant.to(tensor.device)
 
 

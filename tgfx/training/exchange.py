@@ -65,15 +65,11 @@ def _best_pair(
     for own in targets:
         slope = prices.marginal(own, opened)
         gains[own] = slope[first].unsqueeze(1) - slope[second].unsqueeze(0)
-    # what the marginals foretell is not exact where both gates meet in one layer
-    fits = torch.stack([gain <= left[own] + NEAR for own, gain in gains.items()]).all(0)
-    hoped = gains[kind].where(fits & (gains[kind] > 0), -torch.inf)
-    before = prices.ratio(kind, opened)
-    best, found = before, None
-    for place in hoped.flatten().argsort(descending=True)[:TRIES].tolist():
+    # a little less than foretold, where both gates meet in one layer: so the nearest are tried, be they above or below
+    distance = torch.stack([(gain - left[own]).abs() for own, gain in gains.items()]).amax(0)
+    best, found = prices.ratio(kind, opened), None
+    for place in distance.flatten().argsort()[:TRIES].tolist():
         row, column = divmod(place, len(second))
-        if not bool(torch.isfinite(hoped[row, column])):
-            break
         trial = opened.clone()
         trial[first[row]], trial[second[column]] = True, False
         if prices.met(trial, targets) and (ratio := prices.ratio(kind, trial)) > best + 1e-9:

@@ -84,7 +84,8 @@ class WeightController(StepWatcher):
         own = set(self._names)
         if any(p.requires_grad for p in self.gated.parameters() if id(p) not in own):
             seen = weakly(self, "_after_backward")
-            self._hooks += [gate.weight.register_post_accumulate_grad_hook(seen) for gate in self.gated.gates.values()]
+            latents = [gate.weight for gate in self.gated.gates.values() if gate.weight.requires_grad]
+            self._hooks += [latent.register_post_accumulate_grad_hook(seen) for latent in latents]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
