@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from torch import Tensor, nn
 
 import tgfx
@@ -145,6 +145,7 @@ def test_several_precisions_in_one_model() -> None:
 def test_random_models_in_bfloat16(case: Case, density: float, seed: int) -> None:
     model, x = build(case).bfloat16(), case.example(3)
     x = x.bfloat16() if x.is_floating_point() else x
+    assume(not any(dict(blocks[1]).get("how") == "fft" for blocks in case.blocks))  # torch has none in bfloat16
     gated = tgfx.transform(model, x).eval()
     with torch.no_grad():
         assert_near(gated(x), model(x))

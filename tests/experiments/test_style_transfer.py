@@ -26,7 +26,7 @@ def test_style_transfer_quick(tmp_path: Path) -> None:
         assert share - 0.01 <= own["channels"] <= share
         assert result["gated - compact"] < 1e-5 and result["torch - onnx"] < 1e-4
         # the file of so small a net has much besides its weights
-        assert own["onnx bytes"] < 1.2 * share * whole["onnx bytes"] and own["params"] < share**1.5 * whole["params"]
+        assert own["onnx bytes"] < 1.2 * share * whole["onnx bytes"] and own["params"] < share**1.4 * whole["params"]
         assert all(gate["open"] > 0 for gate in result["gates"])
     first = json.loads((tmp_path / "first" / "result.json").read_text())
     untrained = first["before"]["loss"]
