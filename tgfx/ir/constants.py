@@ -36,7 +36,7 @@ class Constants(nn.Module):
         return self
 
 
-def beside(constant: Tensor, tensor: Tensor) -> Tensor:
+def beside(constant: Tensor, tensor: Tensor | fx.Proxy) -> Tensor:
     """The constant where the tensor is: wrappers may move parameters one by one (FSDP), or leave them on meta."""
     if isinstance(tensor, fx.Proxy):  # somebody traces the gated model: there is no device to ask for
         return constant

@@ -61,12 +61,12 @@ def _best_pair(
     if not opens or not closes:
         return None
     first, second = torch.stack(opens), torch.stack(closes)
-    gains = {}
-    for own in targets:
-        slope = prices.marginal(own, opened)
-        gains[own] = slope[first].unsqueeze(1) - slope[second].unsqueeze(0)
+    gains: dict[str, Tensor] = {}
+    for each in targets:
+        slope = prices.marginal(each, opened)
+        gains[each] = slope[first].unsqueeze(1) - slope[second].unsqueeze(0)
     # a little less than foretold, where both gates meet in one layer: so the nearest are tried, be they above or below
-    distance = torch.stack([(gain - left[own]).abs() for own, gain in gains.items()]).amax(0)
+    distance = torch.stack([(gain - left[each]).abs() for each, gain in gains.items()]).amax(0)
     best, found = prices.ratio(kind, opened), None
     for place in distance.flatten().argsort()[:TRIES].tolist():
         row, column = divmod(place, len(second))
