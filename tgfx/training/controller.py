@@ -31,7 +31,7 @@ from tgfx.errors import GranularityError, InputError
 from tgfx.gated_check import check_gated, inside_compiled
 from tgfx.training.batches import samples_in
 from tgfx.training.evidence import Evidence
-from tgfx.training.exchange import exchange
+from tgfx.training.exchange import NEAR, exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.optimizer_watch import weakly
 from tgfx.training.optimizers import trained_gates
@@ -60,7 +60,6 @@ UPDATES = 200  # times that gates are chosen anew, at most
 SAMPLES = 32  # batch size to assume where it cannot be seen (a compiled model)
 FLOOR = 0.02  # share of every group that stays open
 ROUNDS = 8  # tries to balance several budgets at one update
-NEAR = 0.005  # of the target, good enough
 NEAREST = 1e-3  # to the threshold, for a latent weight
 GAIN = 8.0  # how strongly a budget that is more than met loses weight
 SWAPS = 0.01  # share of the gates that may come back at one update, at first, where the weights are frozen

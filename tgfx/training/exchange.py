@@ -13,7 +13,7 @@ from tgfx.training.selection import Prices
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
 
-NEAR = 0.005  # of the whole cost, left of the budget: good enough
+NEAR = 0.005  # of the whole cost, from a target: good enough
 ROUNDS = 8
 TRIES = 16  # pairs in a round: what two gates cost together is foretold from what each costs
 
