@@ -15,14 +15,14 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tgfx.ir.facts import Axis, ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
-from tgfx.ir.ids import IdSpace, all_in, distinct_along
+from tgfx.ir.facts import ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
+from tgfx.ir.ids import IdSpace, all_in
 from tgfx.ir.kept_state import KeptState
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.rehearsal import Rehearsal, RehearsalEndedError
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
-from tgfx.ir.tree import find, named_buffers, named_modules, named_parameters, named_tensors
+from tgfx.ir.tree import find, named_modules, named_tensors
 from tgfx.ops import rule_for
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
@@ -31,6 +31,8 @@ from tgfx.ops.pointwise import is_pointwise, pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.attention import Attention, HeadRows
+from tgfx.passes.joint_layers import settle_joint_layers
+from tgfx.passes.own_tensors import OwnTensors, own_tensors
 from tgfx.passes.probe import survives_cut
 from tgfx.passes.recorder import Origin, RuleRecorder
 from tgfx.passes.shuffles import find_shuffles
@@ -91,35 +93,11 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.calls: Rehearsal | Remembered = Remembered()
         self.state = KeptState(())
         self._watch = _Watch(self)
-        if like is None:
-            self._own_parameters()
-        else:  # another graph over the same tensors
-            self.params, self.buffers, self._owned = like.params, like.buffers, like._owned
+        # another graph of a model is over the same tensors
+        self.own: OwnTensors = like.own if like else own_tensors(source.module, self.space)
+        self.params, self.buffers, self._owned = self.own.params, self.own.buffers, self.own.entries
 
     # -- starting points -------------------------------------------------------------------------------------
-
-    def _own_parameters(self) -> None:
-        root = self.source.module
-        for kind, named, table in (
-            ("param", named_parameters(root), self.params),
-            ("buffer", named_buffers(root), self.buffers),
-        ):
-            for name, tensor in named:
-                if id(tensor) in self._owned:  # tied: one set of ids
-                    table[name] = self._owned[id(tensor)][1]
-                    continue
-                shape = tuple(tensor.shape)
-                axes = [a for a, size in enumerate(shape) if size > 1] if tensor.is_floating_point() else []
-                owners = [Axis(kind, name, axis) for axis in axes]
-                ids = torch.from_numpy(self.space.fresh_lines([shape[axis] for axis in axes], owners))
-                layers, start = [], 0
-                for axis in axes:
-                    line = ids[start : start + shape[axis]]
-                    layers.append(line.view([-1 if a == axis else 1 for a in range(len(shape))]))
-                    start += shape[axis]
-                known = TensorIds(shape, tuple(layers))
-                table[name] = known
-                self._owned[id(tensor)] = (tensor, known, ("param", name, 0))
 
     def tie_heads(self, rows: tuple[np.ndarray, ...]) -> None:
         place = Refusal("tied", "", "attention heads")
@@ -302,34 +280,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                     self.space.freeze(layer.reshape(-1).numpy(), refusal)
 
     def settle_joint_layers(self) -> bool:
-        """Survivors of a layer that crosses two axes need not be rectangular: bring each onto one axis.
-
-        But inside a shuffle, which the cut can replace as a whole.
-        """
-        changed = False
-        inside = set().union(*(shuffle.inside for shuffle in self.shuffles))
-        for name, known in self.nodes.items():
-            for ids in () if name in inside else known.tensors:
-                for layer in ids.layers if ids else ():
-                    if sum(size > 1 for size in layer.shape) > 1:
-                        changed |= self._settle(name, layer)
-        return changed
-
-    def _settle(self, name: str, layer: torch.Tensor) -> bool:
-        roots = self.space.find(layer.numpy())
-        varying = [
-            a for a in range(layer.ndim)
-            if layer.shape[a] > 1 and not (roots == roots.take([0], axis=a)).all()
-        ]  # fmt: skip
-        if len(varying) < 2:
-            return False
-        keep = max(varying, key=lambda a: (distinct_along(self.space, layer, a), a))
-        place = Refusal("tied", name, "reshape across axes", "")
-        line = layer
-        for axis in range(layer.ndim):
-            if axis != keep:
-                line = line.narrow(axis, 0, 1)
-        return self.space.unite(layer.numpy(), line.expand(layer.shape).numpy(), place)
+        return settle_joint_layers(self.space, self.nodes, self.shuffles)
 
     def touched(self) -> set[int]:
         """Tensors (by id) that this graph names or whose layer it calls."""

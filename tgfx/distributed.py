@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tgfx.gated import GatedModule, _from_state
+from tgfx.gated import GatedModule
+from tgfx.gated_copy import from_state, state_of
 from tgfx.sharding import is_sharded, whole
 
 __all__ = ["fingerprint_of_gates", "gather"]
@@ -30,7 +31,7 @@ def gather(gated: GatedModule) -> GatedModule:
     for parameter in gated.parameters():
         if is_sharded(parameter):
             memo[id(parameter)] = nn.Parameter(whole(parameter).clone(), requires_grad=parameter.requires_grad)
-    return _from_state(copy.deepcopy(gated._state(), memo))
+    return from_state(copy.deepcopy(state_of(gated), memo))
 
 
 def fingerprint_of_gates(gated: GatedModule) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import networkx as nx
@@ -16,28 +16,25 @@ from torch import Tensor, fx, nn
 from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GONE, Gate, GateBank
-from tgfx.budget import Budget, check_kind
+from tgfx.budget import Budget
 from tgfx.capture.parametrized import parametrizations_at_rest
-from tgfx.errors import BudgetError, InputError
+from tgfx.gated_copy import from_state, state_of
 from tgfx.ir.facts import ChannelMap
-from tgfx.ir.graph_state import pack_graph, unpack_graph
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Switches
-from tgfx.passes.cost import KINDS, MEASURED, CostModel
+from tgfx.passes.cost import CostModel
 from tgfx.passes.couple import Coupling, Groups
-from tgfx.passes.dead_branches import dead_branches, parameters_of
-from tgfx.passes.insert_gates import BANK, INDEX
+from tgfx.passes.insert_gates import BANK
 from tgfx.passes.place import Placement
 from tgfx.passes.survivors import Survivors
+from tgfx.pricing import cheapest_cost, gone_at, kinds_of, known_kind, marginal_costs
 from tgfx.recomputing import Recomputed, checked_options, may_recompute
 from tgfx.report import Report, explain
-from tgfx.training.alternatives import cheapest_alternatives
 from tgfx.training.asking import ask_controller, ask_descent, check_weight
 from tgfx.training.controller import BudgetController
 from tgfx.training.descent import Descent
 from tgfx.training.feasible import check_feasible
-from tgfx.training.vectors import held_slots
 from tgfx.training.watcher import StepWatcher
 
 if TYPE_CHECKING:
@@ -215,9 +212,7 @@ class GatedModule(LazyGraphModule):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of cost that this model has."""
-        heads = any(group.kind == "head" for group in self.facts.coupling.groups)
-        counted = tuple(kind for kind in KINDS if kind != "heads" or heads)
-        return (*counted, *self.facts.cost.measured)
+        return kinds_of(self)
 
     def use_latency(self, table: LatencyTable) -> GatedModule:
         """Price layers by a table of `tgfx.latency.measure`: "latency" is then a kind of cost like "flops"."""
@@ -226,36 +221,11 @@ class GatedModule(LazyGraphModule):
         return attach(self, table)
 
     def _known_kind(self, kind: str) -> str:
-        if check_kind(kind) in MEASURED and kind not in self.kinds:
-            raise BudgetError(
-                f"no {kind} table is known",
-                expected=f"a gated model that has been given one ({kind} is measured, not counted)",
-                found="none (tables are not part of plans and state_dicts)",
-                fix="gated.use_latency(tgfx.latency.measure(gated)), or a table read with tgfx.latency.read_csv",
-            )
-        if kind not in self.kinds:
-            raise BudgetError(
-                "attention heads are not gated here",
-                expected='a model gated with granularity="head" or ("channel", "head")',
-                found=f"no gated head, granularity={self.facts.granularity}",
-                fix='tgfx.transform(model, granularity="head") says why if there are none',
-            )
-        return kind
+        return known_kind(self, kind)
 
     def _gone(self) -> frozenset[str]:
         """Nodes and parameters of branches that disappear as a whole with the gates as they are."""
-        return self._gone_at(self.open_slots())
-
-    def _gone_at(self, opened: np.ndarray) -> frozenset[str]:
-        facts = self.facts
-        if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if not g.is_switch):
-            return frozenset()  # closed branches alone are in the cost's own terms
-        key = opened.tobytes()
-        if self.__dict__.get("_last_gone", (None,))[0] != key:  # gates rarely move from one step to the next
-            survivors = Survivors(facts.channels, facts.coupling, opened)
-            dead = dead_branches(facts.source, facts.channels, survivors, facts.switches.closed(opened))
-            self.__dict__["_last_gone"] = (key, dead.nodes | parameters_of(facts.source, dead.nodes))
-        return self.__dict__["_last_gone"][1]
+        return gone_at(self, self.open_slots())
 
     def total(self, kind: str = "flops") -> float:
         """The cost with all gates open in the model that was transformed (before any compact_): of a choice, all."""
@@ -273,29 +243,14 @@ class GatedModule(LazyGraphModule):
 
     def marginal(self, kind: str = "flops") -> dict[str, Tensor]:
         """Per gate: how much the cost changes with each of its channels."""
-        bank = self.bank().detach().requires_grad_()
-        with torch.enable_grad():
-            cost = self.facts.cost.evaluate(self._known_kind(kind), bank, self._gone())
-            (gradient,) = torch.autograd.grad(cost, bank)
-        return {name: gradient[torch.from_numpy(self.gate_slots(name))] for name in self.gates}
+        return marginal_costs(self, self._known_kind(kind))
 
     def cheapest(self, kind: str = "flops") -> float:
         """The smallest ratio that can be reached: one channel per group, no branch, the cheapest alternatives.
 
         Gates whose weights ask for no gradient are held, and count as they are.
         """
-        self._known_kind(kind)
-        held = held_slots(self)
-        least = held & torch.from_numpy(self.open_slots())
-        for group in self.facts.coupling.groups:
-            if group.name in self.gates and group.kind != "layer" and not held[first := self.gate_slots(group.name)[0]]:
-                least[first] = True
-
-        def price(opened: Tensor) -> float:
-            bank = torch.cat([opened.double(), torch.ones(1, dtype=torch.float64)])
-            return float(self.facts.cost.evaluate(kind, bank, self._gone_at(opened.numpy())))
-
-        return price(cheapest_alternatives(self, price, least)) / self.total(kind)
+        return cheapest_cost(self, self._known_kind(kind)) / self.total(kind)
 
     def budget_loss(
         self,
@@ -375,31 +330,12 @@ class GatedModule(LazyGraphModule):
     # -- copies ---------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        return _from_state, (self._state(),)
+        return from_state, (state_of(self),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GatedModule:
-        twin = _from_state(copy.deepcopy(self._state(), memo))
+        twin = from_state(copy.deepcopy(state_of(self), memo))
         memo[id(self)] = twin
         return twin
-
-    def _state(self) -> dict[str, Any]:
-        source = self.facts.source
-        root = holder(self)
-        extra = {k: v for k, v in self.__dict__.items() if k not in root.__dict__ and k not in _OWN}
-        return {
-            "kind": _own_class(self),
-            "root": root,
-            "graph": pack_graph(self.graph),
-            "source_root": holder(source.module),
-            "source_graph": pack_graph(source.module.graph),
-            "training_graph": pack_graph(self.training_graph) if self.training_graph is not None else None,
-            "source": replace(source, module=None, training=None),  # type: ignore[arg-type]
-            "facts": replace(self.facts, source=None),  # type: ignore[arg-type]
-            "extra": {k: v for k, v in extra.items() if not k.startswith("_")},
-        }
-
-
-_OWN = {"facts", "training_graph", "forward", "_graph", "_code"}  # forward: a wrapper, as of Accelerate's precision
 
 
 def present(gated: GatedModule) -> Survivors | None:
@@ -410,40 +346,4 @@ def present(gated: GatedModule) -> Survivors | None:
     return Survivors(gated.facts.channels, gated.facts.coupling, record != GONE)
 
 
-def source_module(root: nn.Module, packed: dict[str, Any]) -> fx.GraphModule:
-    """A captured model from its layers and its packed graph."""
-    module = LazyGraphModule(root, unpack_graph(packed))
-    for table in ("_modules", "_parameters", "_buffers"):
-        module.__dict__[table].update(root.__dict__[table])
-    module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
-    module.training = root.training
-    return module
-
-
-def holder(module: nn.Module) -> nn.Module:
-    """Layers and tensors of a module, without its class."""
-    plain = nn.Module()
-    for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
-        plain.__dict__[key] = module.__dict__[key]
-    return plain
-
-
-def _own_class(gated: GatedModule) -> type[GatedModule]:
-    """The class as tgfx wrote it: fx derives one of its own for every instance, and FSDP another one from that."""
-    ours = [kind for kind in type(gated).__mro__ if issubclass(kind, GatedModule)]
-    return next(kind for kind in ours if kind.__module__.startswith("tgfx.") and "facts" in kind.__annotations__)
-
-
-def _from_state(state: dict[str, Any]) -> GatedModule:
-    source = replace(state["source"], module=source_module(state["source_root"], state["source_graph"]))
-    packed = state["training_graph"]
-    training_graph = unpack_graph(packed) if packed is not None else None
-    facts = replace(state["facts"], source=source)
-    gated = state["kind"](state["root"], unpack_graph(state["graph"]), facts, training_graph)
-    for key, value in state["extra"].items():
-        if not hasattr(gated, key):
-            setattr(gated, key, value)
-    return gated
-
-
-__all__ = ["BANK", "INDEX", "Facts", "GatedModule", "InputError", "holder", "present", "source_module"]
+__all__ = ["Facts", "GatedModule", "present"]

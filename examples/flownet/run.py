@@ -64,8 +64,39 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     if options.stage == "further":
         model.load_state_dict(load_file(options.out / "base" / "weights.safetensors"))
     before = _errors(model, data)
-    size = data.chairs.images.shape[-2:]
-    gated = tgfx.transform(model, torch.randn(1, 6, *size))  # prices are those of the size that is reported
+    gated, result = _trained(options, model, data, folder)
+    budget = _budget(options)
+    compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
+    report = {
+        "stage": options.stage,
+        "budget": budget,
+        **_stored(gated.eval(), compact, data, folder),
+        "still": {"chairs": still_error(data.chairs), "held_out": still_error(data.held_out)},
+        "before": before,
+        "epe": _errors(compact, data),
+        "loss": [row["loss"] for row in result.history.rows][:: max(1, len(result.history.rows) // 20)],
+        "width": options.width,
+        "steps": result.steps,
+        "batch": options.batch,
+        "crop": list(options.crop),
+        "lr": options.lr,
+        "bf16": options.bf16,
+        "seed": options.seed,
+        "train_pairs": len(data.train),
+        "seconds": round(result.seconds),
+        "wall": round(time.time() - began),
+    }
+    (folder / "result.json").write_text(json.dumps(report, indent=1))
+    if not options.quiet:
+        print({key: value for key, value in report.items() if key not in ("retained", "loss")})
+    return report
+
+
+def _trained(
+    options: argparse.Namespace, model: FlowNetSimple, data: Data, folder: Path
+) -> tuple[tgfx.GatedModule, tgfx.FitResult]:
+    # prices are those of the size that is reported
+    gated = tgfx.transform(model, torch.randn(1, 6, *data.chairs.images.shape[-2:]))
     budget = _budget(options)
     if "latency" in (budget or {}):
         gated.use_latency(_latency_table(gated, folder / "latency.csv"))
@@ -86,46 +117,28 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
         seed=options.seed + (options.stage == "further"),  # further steps see other crops than the base did
     )
     check_finished(result)
-    compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
-    gated.eval()
+    return gated, result
+
+
+def _stored(gated: tgfx.GatedModule, compact: torch.nn.Module, data: Data, folder: Path) -> dict[str, Any]:
+    """Files of the cut net: their sizes, what the net costs, and how far its answers are from the gated one's."""
     images, _ = data.chairs.batch(slice(0, 1))
     with torch.no_grad():
         delta = (gated(images) - compact(images)).abs().max().item()
-    save_file(
-        {name: value.contiguous() for name, value in compact.state_dict().items()}, folder / "weights.safetensors"
-    )
+    weights = folder / "weights.safetensors"
+    save_file({name: value.contiguous() for name, value in compact.state_dict().items()}, weights)
     exported = tgfx.export_onnx(compact, folder / "model.onnx", images, measure=False)
-    report = {
-        "stage": options.stage,
-        "budget": budget,
+    return {
         **{kind: gated.ratio(kind).item() for kind in ("channels", "flops", "params")},
         "flops_count": round(gated.cost("flops").item()),
         "params_count": sum(parameter.numel() for parameter in compact.parameters()),
-        "size": list(size),
-        "safetensors_bytes": (folder / "weights.safetensors").stat().st_size,
+        "size": list(images.shape[-2:]),
+        "safetensors_bytes": weights.stat().st_size,
         "onnx_bytes": exported.bytes,
         "onnx_delta": max(exported.max_delta.values()),
         "gated_compact_delta": delta,
-        "still": {"chairs": still_error(data.chairs), "held_out": still_error(data.held_out)},
-        "before": before,
-        "epe": _errors(compact, data),
-        "loss": [row["loss"] for row in result.history.rows][:: max(1, len(result.history.rows) // 20)],
         "retained": {name: [gate.open_count(), len(gate.weight)] for name, gate in gated.gates.items()},
-        "width": options.width,
-        "steps": result.steps,
-        "batch": options.batch,
-        "crop": list(options.crop),
-        "lr": options.lr,
-        "bf16": options.bf16,
-        "seed": options.seed,
-        "train_pairs": len(data.train),
-        "seconds": round(result.seconds),
-        "wall": round(time.time() - began),
     }
-    (folder / "result.json").write_text(json.dumps(report, indent=1))
-    if not options.quiet:
-        print({key: value for key, value in report.items() if key not in ("retained", "loss")})
-    return report
 
 
 def _errors(model: torch.nn.Module, data: Data) -> dict[str, float]:

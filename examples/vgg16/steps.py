@@ -38,6 +38,7 @@ class Settings:
     tune_lr: float = 0.03
     joint_steps: int = 470  # 1.2 epochs
     joint_lr: float = 0.02
+    close: float = 0.5  # share of the joint steps after which the budget is reached
     gate_steps: int = 100  # for each share
     gate_batch: int = 128
     shares: list[float] = field(default_factory=lambda: [0.5, 0.3, 0.2, 0.1])
@@ -117,7 +118,10 @@ class Experiment:
 
         def trained() -> dict[str, Any]:
             gated = tgfx.transform(self._tuned(), torch.zeros(EXAMPLE), granularity="weight")
-            result = self._fit(gated, name, budget={"params": share}, steps=own.joint_steps, lr=own.joint_lr)
+            schedule = tgfx.Schedule(own.joint_steps, close=own.close, hold=own.close + 0.1)
+            result = self._fit(
+                gated, name, budget={"params": share}, steps=own.joint_steps, lr=own.joint_lr, schedule=schedule
+            )
             before = self._result("tune")["accuracy"]
             return {**self._cut(gated, share, name, before), "seconds": round(result.seconds)}
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from tgfx.bank import GateBank
 from tgfx.compaction.choose import Choice
-from tgfx.gated import Facts, GatedModule, holder, present, source_module
+from tgfx.gated import Facts, GatedModule, present
+from tgfx.gated_copy import holder, source_module
 from tgfx.gates import TrainableGate
 from tgfx.instruments import observed
 from tgfx.ir.graph_state import pack_graph
