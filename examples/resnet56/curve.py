@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     if options.quick:
-        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "match", False, 0)
+        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "blur", False, 0)
         with tempfile.TemporaryDirectory() as folder:
             return _both(task, Path(folder))
     train, test = data.load(options.data)
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--loss", choices=tuple(LOSSES), default="match", help="see losses.py")
+    parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/resnet56-curve"))

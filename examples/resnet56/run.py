@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
     whole = accuracy(model, test)
     gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
-    loss = options.loss or ("match" if options.train == "gates" else "labels")
+    loss = options.loss or ("blur" if options.train == "gates" else "labels")
     step = LOSSES.get(loss)
     steps = options.steps or round(options.epochs * len(loader))
     result = tgfx.fit(
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument(
-        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: match for gates, labels for joint"
+        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: blur for gates, labels for joint"
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")

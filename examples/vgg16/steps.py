@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import tgfx
 from examples.cifar10 import data
 from examples.finished import check_finished, load_finished_
-from examples.resnet56.losses import matched
+from examples.resnet56.losses import blurred
 from examples.resnet56.run import accuracy
 
 EXAMPLE = (1, 3, 32, 32)
@@ -103,7 +103,7 @@ class Experiment:
                     budget={"params": share},
                     steps=own.gate_steps,
                     train="gates",
-                    training_step=matched(model),
+                    training_step=blurred(model),
                     recalibrate=own.recalibrate,
                     batch=own.gate_batch,
                 )

@@ -10,7 +10,9 @@ and the model moves only when gates move, so means may remember more. Three thin
 
 - The size of h is measured. The mean square of the gradient tells the gates' curvatures apart, but it grows with the
   loss, and is on another scale where the loss is no likelihood (a squared error). When a gate moves, its gradient
-  before and after differs by h: the mean of these differences, for a gate of average mean square, is the size of all.
+  before and after differs by h: these differences, for a gate of average mean square, give the size of all. Gates that
+  hardly matter move first, and their differences are nothing but noise; so the mean square is what is believed at
+  first, give or take as much, and the differences count as far as they are surer than that.
 - The mean of g is of one state. When its gate moves it goes on from what h foretells.
 - A gate counts for more than it seems, by its standard error, in the state that it is in. Gates change places where
   that is surely better, and not by chance.
@@ -29,7 +31,7 @@ SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
 FORETOLD = 4.0  # steps that the gradient foretold for a moved gate counts for
 SOON = 3  # steps after a move in which the gradient's distance from its mean is no noise
 WAIT = 8  # steps in a state before its mean gradient is compared with that of the other
-ENOUGH = 16  # gates that have moved, before the curvature's scale is taken from them
+DOUBT = 1.0  # standard error of the mean square as the curvature's size, as a share of it
 FADE = 0.98  # by which older moves count less, for each step that has new ones
 
 
@@ -39,7 +41,6 @@ class TwoStates:
     def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
         self.seen = 0
         self.samples = 1
-        self.size = 0.0  # curvature of a gate of average mean square; 0 until it has been measured
 
         def zeros() -> Tensor:
             return torch.zeros(size, dtype=torch.float64, device=device)
@@ -48,7 +49,7 @@ class TwoStates:
         self.since, self.before, self.after = zeros(), zeros(), zeros()
         self.opened = torch.ones(size, dtype=torch.bool, device=device)
         self.compared = torch.ones(size, dtype=torch.bool, device=device)  # or there is nothing to compare
-        self.moves = torch.zeros(3, dtype=torch.float64)  # gates, sums of differences and of relative squares
+        self.moves = torch.zeros(2, dtype=torch.float64)  # sums of differences and of relative squares
 
     @property
     def memory(self) -> float:
@@ -97,12 +98,18 @@ class TwoStates:
 
     def curvature(self) -> Tensor:
         squares = self._squares()
-        return self.size * _relative(squares) if self._measured else squares
+        believed = float(squares.mean())
+        return squares * (self._size(believed) / max(believed, 1e-300))
 
-    @property
-    def _measured(self) -> bool:
-        gates, _, squares = self.moves.tolist()
-        return gates >= ENOUGH and squares > 0
+    def _size(self, believed: float) -> float:
+        """The curvature of a gate of average mean square: `believed` to be that, and measured where gates moved."""
+        differences, squares = self.moves.tolist()
+        if squares <= 0 or believed <= 0:
+            return believed
+        # the mean of WAIT batches before and after: noise of a gate is as its mean square
+        noise = 2 * believed / (WAIT * self.samples)
+        sure, doubtful = squares / noise, 1 / (DOUBT * believed) ** 2
+        return max(0.0, (sure * differences / squares + doubtful * believed) / (sure + doubtful))
 
     def _squares(self) -> Tensor:
         """Mean square of the gradient over single samples: over batches of n, n times the variance, and g²."""
@@ -115,21 +122,17 @@ class TwoStates:
             return
         sign = torch.where(self.opened[ready], 1.0, -1.0)
         relative = _relative(self._squares())
-        found = torch.stack(
-            [ready.sum().double(), (sign * (self.after - self.before)[ready]).sum(), relative[ready].sum()]
-        )
+        found = torch.stack([(sign * (self.after - self.before)[ready]).sum(), relative[ready].sum()])
         self.compared |= ready
         self.moves = FADE * self.moves + found.cpu()
-        if self._measured:
-            self.size = max(0.0, float(self.moves[1] / self.moves[2]))
 
     def state_dict(self) -> dict[str, object]:
-        own = {"seen": self.seen, "samples": self.samples, "size": self.size}
+        own = {"seen": self.seen, "samples": self.samples}
         return {**own, **{name: getattr(self, name).clone() for name in _TENSORS}}
 
     def load_state_dict(self, state: dict) -> None:
         check_fits(state, {name: getattr(self, name) for name in _TENSORS}, "evidence of the gates")
-        self.seen, self.samples, self.size = state["seen"], state["samples"], state["size"]
+        self.seen, self.samples = state["seen"], state["samples"]
         for name in _TENSORS:
             getattr(self, name).copy_(state[name])
 
