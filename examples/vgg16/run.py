@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
     train, test = data.load(options.data)
     torch.manual_seed(options.seed)
-    settings = Settings(joint_steps=options.steps, close=options.close, seed=options.seed, bf16=options.bf16)
+    settings = Settings(
+        joint_steps=options.steps, joint_lr=options.lr, close=options.close, seed=options.seed, bf16=options.bf16
+    )
     own = Experiment(VGG, train, test, options.out, settings, show=not options.quiet)
     if options.step == "tune":
         return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
     parser.add_argument("--steps", type=int, default=Settings.joint_steps, help="for joint and further")
+    parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
     parser.add_argument("--close", type=float, default=Settings.close, help="share of the joint steps until the budget")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
