@@ -122,16 +122,21 @@ def test_a_step_that_the_scaler_skips_is_no_evidence(fused: bool) -> None:
     assert controller.taken == 0 and controller.evidence.seen == 0
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("set_to_none", [False, True])
-def test_samples_of_a_step_that_the_scaler_skips_do_not_count(set_to_none: bool) -> None:
+def test_samples_of_a_step_that_the_scaler_skips_do_not_count(set_to_none: bool, late: bool) -> None:
+    """Whether gradients are thrown away before the next call of the model or after it."""
     gated, x, y = gated_plain(torch.float32)
     optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.1), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     controller = gated.attach(tgfx.BudgetController(gated, {"flops": 0.5}, steps=50))
     for step in range(6):
-        optimizer.zero_grad(set_to_none=set_to_none)
         for part in (slice(0, 4), slice(4, 12)):
+            if not late and part.start == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
             loss = cross_entropy(gated(x[part]), y[part])
+            if late and part.start == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
             scaler.scale(loss * float("inf") if step in (2, 3) else loss).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -345,7 +345,7 @@ def test_a_step_that_makes_state_is_none(kind: type[torch.optim.Optimizer]) -> N
 
 
 def test_samples_of_validation_do_not_count() -> None:
-    """In eval mode, though with gradients; two calls for one backward do."""
+    """In eval mode, though with gradients, or without a backward; two calls for one backward do."""
     gated = gated_mlp()
     optimizer = sgd(gated)
     controller = gated.attach(BudgetController(gated, {"params": 0.5}, steps=30))
@@ -353,6 +353,7 @@ def test_samples_of_validation_do_not_count() -> None:
         gated.eval()
         gated(X)
         gated.train()
+        gated(X)
         optimizer.zero_grad()
         (F.cross_entropy(gated(X[:8]), Y[:8]) + F.cross_entropy(gated(X[8:11]), Y[8:11])).backward()
         optimizer.step()

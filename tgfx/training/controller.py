@@ -126,8 +126,7 @@ class BudgetController(StepWatcher):
         self._before = gate_weights(gated)
         self._found: tuple[Tensor | None, int] | None = None  # gradient and samples of a step's first closure call
         self._ranks = Ranks()
-        self._samples = SampleCount()
-        self._watched = trained_gates(gated)
+        self._samples = SampleCount(trained_gates(gated))
         self._seen_forward = False
         self._silent = 0
         self._mixed = False
@@ -202,8 +201,7 @@ class BudgetController(StepWatcher):
     def end_step(self) -> None:
         self._put_back()  # the gradient was taken there, not where the optimizer went
         found, self._found = self._found or (gate_gradients(self.gated), self._samples.total), None
-        self._samples.take()
-        self._watched = trained_gates(self.gated)
+        self._samples.begin(trained_gates(self.gated))
         if self._mixed:  # this gradient holds the budget's own, which is no evidence
             self._mixed = False
         else:
@@ -224,7 +222,7 @@ class BudgetController(StepWatcher):
         if not recomputed:
             self._seen_forward = True
             self._ranks.look()
-        self._samples.call(args, kwargs, output, self._watched)
+        self._samples.call(args, kwargs, output)
 
     def tell_samples(self, count: int) -> None:
         """Said by a loop that knows its batches: counts where the model's own calls cannot be seen (compiled)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -13,39 +15,47 @@ from tgfx.training.batches import samples_in
 
 
 class SampleCount:
-    """Counts until `take`; anew where gradients were made and thrown away, as by a GradScaler that skips a step."""
+    """Calls count as backward comes to them, until `take`; anew where gradients were thrown away in between.
 
-    def __init__(self) -> None:
+    So does a loop whose GradScaler leaves a step out.
+    """
+
+    def __init__(self, gates: Sequence[Tensor]) -> None:
+        """`gates`: whose gradients tell whether those of earlier calls are still there."""
+        self._gates = gates
+        self._called = 0
         self._counted = 0
         self._told = 0
-        self._backward = False
+        self._backward = -1  # number of the last that was seen
 
     @property
     def total(self) -> int:
-        """0 if there was nothing to see; what a loop says counts where the calls cannot be seen (compiled)."""
-        return self._counted or self._told
+        """Where backward cannot be seen, of all calls; where these cannot (compiled), what a loop says; or 0."""
+        return self._counted or self._called or self._told
 
     def tell(self, count: int) -> None:
         self._told += count
 
-    def take(self) -> int:
-        """The samples of a step that has been made."""
-        total = self.total
-        self._counted = self._told = 0
-        self._backward = False
-        return total
+    def begin(self, gates: Sequence[Tensor]) -> None:
+        """A step has been made."""
+        self._gates = gates
+        self._called = self._counted = self._told = 0
 
-    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, gates: Iterable[Tensor]) -> None:
-        """A call of the model. `gates`: whose gradients tell whether the last ones still count."""
-        if self._backward and all(_is_gone(gate.grad) for gate in gates):
-            self.take()
-        self._counted += samples_in(args, kwargs)
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """The model has been called."""
+        samples = samples_in(args, kwargs)
+        self._called += samples
+        left = [samples]  # until one of its outputs is come to
         for value in tree_leaves(output):
             if isinstance(value, Tensor) and value.requires_grad:
-                value.register_hook(self._in_backward)
+                value.register_hook(partial(self._in_backward, left))
 
-    def _in_backward(self, gradient: Tensor) -> None:
-        self._backward = True
+    def _in_backward(self, left: list[int], gradient: Tensor) -> None:
+        number = torch._C._current_graph_task_id()
+        if number != self._backward and all(_is_gone(gate.grad) for gate in self._gates):
+            self._counted = 0
+        self._backward = number
+        self._counted += left.pop() if left else 0
 
 
 def _is_gone(gradient: Tensor | None) -> bool:
