@@ -111,14 +111,55 @@ def test_the_controller_sees_unscaled_gradients(fused: bool) -> None:
     assert torch.equal(evidence[0].square, evidence[1].square)
 
 
-def test_a_step_that_the_scaler_skips_is_no_evidence() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_scaler_skips_is_no_evidence(fused: bool) -> None:
     gated, x, y = gated_plain(torch.float32)
-    optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.1), lr=0.1)
+    optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.1), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     controller = gated.attach(tgfx.BudgetController(gated, {"flops": 0.5}, steps=50))
     scaler.scale(cross_entropy(gated(x) * float("inf"), y)).backward()
     scaler.step(optimizer)
     assert controller.taken == 0 and controller.evidence.seen == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_samples_of_a_step_that_the_scaler_skips_do_not_count(set_to_none: bool, late: bool) -> None:
+    """Whether gradients are thrown away before the next call of the model or after it."""
+    gated, x, y = gated_plain(torch.float32)
+    optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.1), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    controller = gated.attach(tgfx.BudgetController(gated, {"flops": 0.5}, steps=50))
+    for step in range(6):
+        for part in (slice(0, 4), slice(4, 12)):
+            if not late and part.start == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            loss = cross_entropy(gated(x[part]), y[part])
+            if late and part.start == 0:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            scaler.scale(loss * float("inf") if step in (2, 3) else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert step in (2, 3) or controller.evidence.samples == 12
+    assert controller.taken == 4
+
+
+def test_choices_are_pulled_as_hard_under_a_scaler() -> None:
+    """Fused optimizers divide by the scale themselves, and so would do with what is added to the gradient."""
+    found = []
+    for scale, fused in ((1.0, False), (2.0**10, False), (2.0**10, True)):
+        torch.manual_seed(0)
+        choice = tgfx.Choice([nn.Linear(8, 8), nn.Linear(8, 8, bias=False)])
+        gated = tgfx.transform(nn.Sequential(nn.Linear(4, 8), choice), torch.zeros(1, 4)).train()
+        optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.1), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        gated.attach(tgfx.BudgetController(gated, {"params": 0.5}, steps=50))
+        scaler.scale(0 * gated(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        found.append(gated.gates["1"].weight.detach().clone())
+    assert found[0][1] > found[0][0]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("parts", [2, 3])

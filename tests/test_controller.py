@@ -396,10 +396,10 @@ def test_a_controller_that_nobody_holds_leaves_no_hook_behind(gated) -> None:
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
     gc.collect()  # what other tests have left
-    before = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks), len(gated._forward_pre_hooks)
+    before = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks), len(gated._forward_hooks)
     controller = BudgetController(gated, {"flops": 0.5}, steps=10)
     assert len(_global_optimizer_pre_hooks) == before[0] + 1
     del controller
     gc.collect()
-    now = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks), len(gated._forward_pre_hooks)
+    now = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks), len(gated._forward_hooks)
     assert now == before

@@ -114,6 +114,41 @@ def test_a_choice_meets_the_budget() -> None:
     assert gated.eval().ratio("flops").item() <= 0.2
 
 
+def test_a_choice_is_pulled_to_the_budget() -> None:
+    """Alternatives that compute the same: only the budget tells them apart. Lightning steps with a closure."""
+    torch.manual_seed(0)
+    net = Net()
+    alternatives = [nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 1)]
+    for parameter in nn.ModuleList(alternatives).parameters():
+        parameter.requires_grad_(False).zero_()
+    net.second = tgfx.Choice(alternatives)  # type: ignore[assignment]
+    gated = tgfx.transform(net, torch.zeros(1, 1, 6, 6))
+    trainer(GateCallback({"flops": 0.2}, steps=100)).fit(Task(gated), loader())  # it stops long before the end
+    dear, cheap = gated.gates["second"].weight.tolist()
+    assert cheap > dear + 1e-3
+
+
+def test_single_weights_where_only_gates_are_trained() -> None:
+    torch.manual_seed(0)
+    gated = tgfx.transform(Net(), torch.zeros(1, 1, 6, 6), granularity="weight")
+    gates = [gate.weight for gate in gated.gates.values()]
+    gated.requires_grad_(False)
+    for latent in gates:
+        latent.requires_grad_(True)
+    callback = GateCallback({"flops": 0.3})
+    task = Task(gated, gates)
+    before = [latent.detach().clone() for latent in gates]
+
+    class Watch(lightning.Callback):
+        def on_train_batch_end(self, *rest: Any) -> None:
+            assert callback.controller is not None
+            if callback.controller.taken < 2:  # the first gates to close do so after the third step
+                assert all(torch.equal(latent, old) for latent, old in zip(gates, before, strict=True))
+
+    trainer(callback, Watch()).fit(task, loader())
+    assert 0.29 < gated.eval().ratio("flops").item() <= 0.3
+
+
 def test_accumulated_batches_are_one_step() -> None:
     callback = GateCallback({"flops": 0.5})
     trainer(callback, accumulate_grad_batches=3).fit(Task(gated_net()), loader())

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import functional as F
 
 import tgfx
@@ -278,6 +279,85 @@ def test_two_optimizers_and_one_with_the_gates(weight: float | None) -> None:
         weights.zero_grad(), both.zero_grad()
         (F.cross_entropy(gated(X), Y) + gated.budget_loss(params=0.5, weight=weight)).backward()
         weights.step(), both.step()
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_gates_in_two_optimizers_are_an_error(granularity: str, first: bool) -> None:
+    """Whichever steps first."""
+    gated = gated_mlp(granularity)
+    name, gate = next(iter(gated.gates.items()))
+    others = [p for p in gated.parameters() if p is not gate.weight]
+    halves = [torch.optim.SGD([gate.weight], lr=0.05), torch.optim.SGD(others, lr=0.05)]
+    stepped = halves[0 if first else 1]
+    with pytest.raises(OptimizerError, match="some of the gates") as caught:
+        train(gated, stepped, 2, lambda _: gated.budget_loss(params=0.5))
+    count = len(gated.gates)
+    assert f"{1 if first else count - 1} of {count}" in caught.value.found
+    assert (f"{name} missing" in caught.value.found) is not first
+    gate.weight.requires_grad_(False)
+    if not first:
+        train(gated, stepped, 2, lambda _: gated.budget_loss(params=0.8))
+        assert gated.controller.taken == 2
+
+
+def test_by_the_papers_rule_gates_may_be_in_two_optimizers() -> None:
+    """There an optimizer moves gates itself."""
+    gated = gated_mlp()
+    one, other = (gate.weight for gate in gated.gates.values())
+    halves = [torch.optim.SGD([latent], lr=0.05) for latent in (one, other)]
+    before = one.detach().clone(), other.detach().clone()
+    for _ in range(3):
+        (F.cross_entropy(gated(X), Y) + gated.budget_loss(params=0.5, weight=4.0)).backward()
+        for half in halves:
+            half.step()
+    assert not torch.equal(one, before[0]) and not torch.equal(other, before[1])
+
+
+# -- rates and samples -------------------------------------------------------------------------------------
+
+
+def test_rate_zero_drives_the_gates() -> None:
+    gated = gated_mlp()
+    optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.0))
+    train(gated, optimizer, 30, lambda _: gated.budget_loss(params=0.5, steps=30))
+    assert gated.controller.taken == 30 and 0.45 < ratio(gated) <= 0.5
+
+
+def test_rate_zero_in_fit() -> None:
+    gated = gated_mlp()
+    options = {"train": "gates", "lr": 0.0, "steps": 30, "progress": False}
+    result = tgfx.fit(gated, [(X, Y)], F.cross_entropy, budget={"params": 0.5}, **options)
+    assert result.stopped == "finished" and 0.45 < result.ratios["params"] <= 0.5
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_step_that_makes_state_is_none(kind: type[torch.optim.Optimizer]) -> None:
+    """torch.distributed.checkpoint makes one at rate 0, to have state to load into."""
+    gated = gated_mlp()
+    optimizer = kind(tgfx.param_groups(gated, lr=0.05))
+    controller = gated.attach(BudgetController(gated, {"params": 0.5}, steps=10))
+    get_optimizer_state_dict(gated, optimizer)
+    assert controller.taken == 0 and controller.evidence.seen == 0
+    train(gated, optimizer, 1, lambda _: torch.zeros(()))
+    get_optimizer_state_dict(gated, optimizer)
+    assert controller.taken == 1
+
+
+def test_samples_of_validation_do_not_count() -> None:
+    """In eval mode, though with gradients, or without a backward; two calls for one backward do."""
+    gated = gated_mlp()
+    optimizer = sgd(gated)
+    controller = gated.attach(BudgetController(gated, {"params": 0.5}, steps=30))
+    for _ in range(3):
+        gated.eval()
+        gated(X)
+        gated.train()
+        gated(X)
+        optimizer.zero_grad()
+        (F.cross_entropy(gated(X[:8]), Y[:8]) + F.cross_entropy(gated(X[8:11]), Y[8:11])).backward()
+        optimizer.step()
+        assert controller.evidence.samples == 11
 
 
 # -- whose budget it is ------------------------------------------------------------------------------------

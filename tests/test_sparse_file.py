@@ -159,6 +159,23 @@ def test_views_of_one_memory_are_told_apart(tmp_path: Path) -> None:
     assert all(same_bits(back[name], tensor) for name, tensor in state.items())
 
 
+def test_conjugated_and_negated_views(tmp_path: Path) -> None:
+    whole = torch.randn(6, 4, dtype=torch.complex64)
+    whole[1:4] = 0
+    state = {"a": whole, "b": whole.conj(), "c": whole.conj().imag, "d": whole.mH}
+    back = tgfx.load_sparse(tgfx.save_sparse(state, tmp_path / "s"))
+    for name, tensor in state.items():
+        assert torch.equal(back[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e8m0fnu])
+def test_what_safetensors_cannot_hold(tmp_path: Path, dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match="cannot hold") as caught:
+        tgfx.save_sparse({"a": torch.zeros(2), "b": torch.ones(3).to(dtype)}, tmp_path / "s")
+    assert caught.value.found == f"b: {dtype}"
+    assert not list(tmp_path.iterdir())
+
+
 def refused(path: Path, *needles: str, model: nn.Module | None = None) -> None:
     with pytest.raises(SparseFileError) as caught:
         tgfx.load_sparse(path, model)

@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import tgfx
 from tgfx.errors import InputError
 from tgfx.gates import GateSettings
+from tgfx.training.gradient_mark import TINY
 from tgfx.training.weight_controller import WeightController
 from tgfx.training.weight_evidence import WeightEvidence
 
@@ -162,8 +164,12 @@ def test_gradients_of_gates_go_as_soon_as_they_are_made(accumulate: int) -> None
     gated, optimizer = in_training(net())
     alive: list[int] = []
 
+    smallest = min((gate.weight for gate in gated.gates.values()), key=lambda latent: latent.numel())
+
     def seen(latent: Tensor) -> None:  # after the controller's own hook, which is there since the first loss
-        alive.append(sum(gate.weight.grad is not None for gate in gated.gates.values()))
+        gradients = [gate.weight.grad for gate in gated.gates.values() if gate.weight is not smallest]
+        marked = smallest.grad is None or bool((smallest.grad == TINY).all())
+        alive.append(sum(gradient is not None for gradient in gradients) + (not marked))
 
     gated.budget_loss(params=0.5, steps=20)
     for gate in gated.gates.values():
@@ -172,7 +178,7 @@ def test_gradients_of_gates_go_as_soon_as_they_are_made(accumulate: int) -> None
         optimizer.zero_grad()
         for x, target in batches(accumulate):
             (F.cross_entropy(gated(x), target) + gated.budget_loss(params=0.5, steps=20)).backward()
-            assert all(gate.weight.grad is None for gate in gated.gates.values())
+            assert all(gate.weight.grad is None for gate in gated.gates.values() if gate.weight is not smallest)
             assert all(gated.get_parameter(name).grad is not None for name in gated.gates)
         optimizer.step()
     assert alive and not any(alive)
@@ -200,7 +206,7 @@ def test_the_evidence_is_that_of_whole_gradients() -> None:
             optimizer.zero_grad()
             F.cross_entropy(own(x), target).backward()
             kept = [gate.weight.grad is not None for gate in own.gates.values()]
-            assert all(kept) if own is frozen else not any(kept)
+            assert all(kept) if own is frozen else sum(kept) == 1  # the mark
             optimizer.step()
         found.append(controller.state_dict()["evidence"])
     for name, own in found[0].items():
@@ -218,17 +224,74 @@ def test_a_gradient_that_is_not_finite_is_no_evidence() -> None:
         F.cross_entropy(gated(x), target).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert all(own.seen == 1 and bool(own.row.isfinite().all()) for own in controller.evidence.values())
+    assert all(own.seen == 2 and bool(own.row.isfinite().all()) for own in controller.evidence.values())
 
 
-def test_a_step_at_rate_zero_is_none() -> None:
+@pytest.mark.parametrize("set_to_none", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_was_thrown_away_is_no_evidence(set_to_none: bool, parts: int) -> None:
+    """Batches of a step that was left out do not count, those that are added up do."""
+    found = []
+    for left_out in (False, True):
+        gated, optimizer = in_training(net())
+        controller = gated.attach(WeightController(gated, {"params": 0.5}, steps=100))
+        for step in range(4):
+            if left_out and step == 2:
+                for x, target in batches(2):
+                    (1e3 * F.cross_entropy(gated(x), target)).backward()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            for x, target in batches(parts):
+                F.cross_entropy(gated(x), target).backward()
+            optimizer.step()
+        found.append(controller.state_dict()["evidence"])
+    assert str(found[0]) == str(found[1]) and found[0]["0.weight"]["seen"] == 4
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_scale_of_a_gradscaler_is_no_evidence(fused: bool, frozen: bool) -> None:
+    """Powers of two scale without rounding: the same numbers to the bit, though the scale doubles at every step."""
+    found = []
+    for scaled in (False, True):
+        gated = in_training(net())[0]
+        own = {id(gate.weight) for gate in gated.gates.values()}
+        for parameter in gated.parameters():
+            parameter.requires_grad_(id(parameter) in own or not frozen)
+        optimizer = torch.optim.SGD(tgfx.param_groups(gated, lr=0.0625), lr=0.0625, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1, enabled=scaled)
+        controller = gated.attach(WeightController(gated, {"params": 0.5}, steps=100))
+        for step, (x, target) in enumerate(batches(8)):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(gated(x), target)
+            if step in (2, 5):  # it overflows, and the step is left out
+                if not scaled:
+                    continue
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(controller.state_dict()["evidence"])
+    assert str(found[0]) == str(found[1]) and found[0]["0.weight"]["seen"] == 6
+
+
+def test_a_step_that_makes_state_is_none() -> None:
     """torch.distributed.checkpoint makes one, to have state to load into."""
-    gated, optimizer = in_training(net())
+    gated, _ = in_training(net())
+    optimizer = torch.optim.Adam(tgfx.param_groups(gated, lr=0.1))
     controller = gated.attach(WeightController(gated, {"params": 0.5}, steps=10))
+    get_optimizer_state_dict(gated, optimizer)
+    assert optimizer.state and controller.taken == 0
+
+
+def test_rate_zero_drives_the_gates() -> None:
+    gated, optimizer = in_training(net())
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    optimizer.step()
-    assert controller.taken == 0
+    for x, target in batches(20):
+        optimizer.zero_grad()
+        (F.cross_entropy(gated(x), target) + gated.budget_loss(params=0.5, steps=20)).backward()
+        optimizer.step()
+    assert gated.controller.taken == 20 and 0.49 < float(gated.eval().ratio("params")) <= 0.5
 
 
 def test_shards_are_refused() -> None:

@@ -263,9 +263,9 @@ class GatedModule(LazyGraphModule):
         """Add this to your loss, once a step and with all kinds: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
 
         With `weight`, it is the paper's rule: weight * eq. 8, and the optimizer moves the gates. Without, a controller
-        moves them after each step of the optimizer that holds them, to the budget within `steps` (default 1,000)
-        optimizer steps and exactly there from then on; the value is then for the log. The shares may follow a schedule
-        of your own: the controller goes along. Another budget after `steps` steps begins anew.
+        moves them after each step of the optimizer that holds them (one holds all), to the budget within `steps`
+        (default 1,000) optimizer steps and exactly there from then on; the value is then for the log. The shares may
+        follow a schedule of your own: the controller goes along. Another budget after `steps` steps begins anew.
 
         batch_size: samples in an optimizer step (of this process), which the controller weighs gradients by. It counts
         them itself, but cannot see into torch.compile: there it assumes 32 unless you say it.

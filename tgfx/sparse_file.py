@@ -10,6 +10,7 @@ checksums stand in the file's metadata.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import zlib
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 from tgfx.errors import InputError, SparseFileError
@@ -91,7 +92,25 @@ def _state_of(model: Any) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_sparse or value.is_quantized:
             raise InputError("only plain tensors can be saved", expected="name -> tensor", found=f"{name!r}: {value!r}")
-    return state
+        if not _is_stored(value.dtype):
+            raise InputError(
+                "a safetensors file cannot hold numbers of this kind",
+                expected="a dtype that safetensors writes and reads (complex64 is one, complex128 is not)",
+                found=f"{name}: {value.dtype}",
+                fix="convert the tensor before, or keep it elsewhere",
+            )
+    # a conjugated or negated view has the memory, and the address, of what it is a view of
+    return {name: value.resolve_conj().resolve_neg() for name, value in state.items()}
+
+
+@functools.cache
+def _is_stored(dtype: torch.dtype) -> bool:
+    """Written and read, by the safetensors that is installed."""
+    try:
+        load(save({"": torch.zeros(0, dtype=torch.uint8).view(dtype)}))
+    except (KeyError, ValueError, RuntimeError, SafetensorError):
+        return False
+    return True
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -29,13 +29,13 @@ from tgfx.budget import Budget
 from tgfx.choice_gate import ChoiceGate
 from tgfx.errors import GranularityError, InputError
 from tgfx.gated_check import check_gated, inside_compiled
-from tgfx.training.batches import samples_in
 from tgfx.training.evidence import Evidence
 from tgfx.training.exchange import NEAR, exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.optimizer_watch import weakly
-from tgfx.training.optimizers import trained_gates
+from tgfx.training.optimizers import scale_of, trained_gates
 from tgfx.training.ranks import Ranks, check_sharding
+from tgfx.training.sample_count import SampleCount
 from tgfx.training.schedule import Schedule
 from tgfx.training.selection import (
     Prices,
@@ -49,7 +49,14 @@ from tgfx.training.selection import (
 )
 from tgfx.training.stops import choose_at, fast_stops
 from tgfx.training.two_states import TwoStates
-from tgfx.training.vectors import gate_gradients, gate_weights, held_slots, movable, set_gate_weights_
+from tgfx.training.vectors import (
+    drop_gate_gradients_,
+    gate_gradients,
+    gate_weights,
+    held_slots,
+    movable,
+    set_gate_weights_,
+)
 from tgfx.training.watcher import StepWatcher
 
 if TYPE_CHECKING:
@@ -116,10 +123,10 @@ class BudgetController(StepWatcher):
             if self.weights_frozen
             else Evidence(size, memory=min(memory, 200.0), device=device)
         )
-        self._before: Tensor | None = None
+        self._before = gate_weights(gated)
+        self._found: tuple[Tensor | None, int] | None = None  # gradient and samples of a step's first closure call
         self._ranks = Ranks()
-        self._samples = 0
-        self._told = 0
+        self._samples = SampleCount(trained_gates(gated))
         self._seen_forward = False
         self._silent = 0
         self._mixed = False
@@ -127,7 +134,7 @@ class BudgetController(StepWatcher):
         opened, prices = torch.from_numpy(gated.open_slots()), Prices(gated)
         self._start = {kind: prices.ratio(kind, opened) for kind in self.budget}
         self.watch_steps()
-        self._hooks.append(called.register_forward_pre_hook(weakly(self, "_count_samples"), with_kwargs=True))
+        self._hooks.append(called.register_forward_hook(weakly(self, "_count_samples"), with_kwargs=True))
 
     def state_dict(self) -> dict[str, Any]:
         own = {"multiplier": self.multiplier, "pressure": dict(self._pressure)}
@@ -154,20 +161,34 @@ class BudgetController(StepWatcher):
 
     # -- what happens at a step -----------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        # torch's checkpoints make a step at rate 0, to have state to load into
-        if self.holds_gates(optimizer) and any(float(group["lr"]) for group in optimizer.param_groups):
-            self._before = gate_weights(self.gated)
-            if self.phase != "hold" and not self._mixed:
-                self._pull_choices()
+    def begin_step(self) -> None:
+        self._before = gate_weights(self.gated)
 
-    def _pull_choices(self) -> None:
-        """Add the gradient of eq. 8 to that of the choices."""
+    def before_update(self, optimizer: Optimizer) -> None:
+        if self.phase != "hold" and not self._mixed:
+            self._pull_choices(scale_of(optimizer))
+
+    def before_closure(self) -> None:
+        self._put_back()  # LBFGS and the like move, and ask again: for gradients at the gates that there are
+
+    def after_closure(self, optimizer: Optimizer, first: bool) -> None:
+        self.before_update(optimizer)
+        if first:
+            self._found = gate_gradients(self.gated), self._samples.total
+        # what will be undone must not bend the direction that LBFGS searches in
+        drop_gate_gradients_(self.gated, choices=self.phase == "hold")
+
+    def _put_back(self) -> None:
+        """Gates to where they were before the step; at the end choices stand still as well."""
+        set_gate_weights_(self.gated, self._before, choices=self.phase == "hold")
+
+    def _pull_choices(self, scale: float) -> None:
+        """Add the gradient of eq. 8 to that of the choices, which is still `scale` times too large."""
         weights = [g.weight for g in self.gated.gates.values() if isinstance(g, ChoiceGate) and g.weight.requires_grad]
         if not weights:
             return
         with torch.enable_grad():
-            distance = self.gated._distance(self.budget)
+            distance = scale * self.gated._distance(self.budget)
             if not distance.requires_grad:
                 return
             gradients = torch.autograd.grad(distance, weights, allow_unused=True)
@@ -177,16 +198,14 @@ class BudgetController(StepWatcher):
             elif gradient is not None:
                 weight.grad = gradient
 
-    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if self._before is None or not self.holds_gates(optimizer):
-            return
-        weights, self._before = self._before, None
-        # the gradient was taken at these, not where the optimizer went; at the end choices stand still as well
-        set_gate_weights_(self.gated, weights, choices=self.phase == "hold")
+    def end_step(self) -> None:
+        self._put_back()  # the gradient was taken there, not where the optimizer went
+        found, self._found = self._found or (gate_gradients(self.gated), self._samples.total), None
+        self._samples.begin(trained_gates(self.gated))
         if self._mixed:  # this gradient holds the budget's own, which is no evidence
-            self._mixed, self._samples, self._told = False, 0, 0
+            self._mixed = False
         else:
-            self._watch()
+            self._watch(*found)
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             set_gate_weights_(self.gated, self._chosen(self.targets, exactly=False))
         entered = self.phase
@@ -194,8 +213,8 @@ class BudgetController(StepWatcher):
         if self.lands_now(entered):
             set_gate_weights_(self.gated, self._chosen(dict(self.budget), exactly=True))
 
-    def _count_samples(self, module: Any, args: tuple, kwargs: dict) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    def _count_samples(self, module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self.gated.bank.training):
             return
         recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint around the model, in backward
         if recomputed and self._seen_forward:
@@ -203,22 +222,19 @@ class BudgetController(StepWatcher):
         if not recomputed:
             self._seen_forward = True
             self._ranks.look()
-        self._samples += samples_in(args, kwargs)
+        self._samples.call(args, kwargs, output)
 
     def tell_samples(self, count: int) -> None:
         """Said by a loop that knows its batches: counts where the model's own calls cannot be seen (compiled)."""
-        self._told += count
+        self._samples.tell(count)
 
-    def _watch(self) -> None:
+    def _watch(self, gradient: Tensor | None, samples: int) -> None:
         ours = movable(self.gated)
         if not bool(ours.any()):
             return  # nothing but choices
-        gradient = gate_gradients(self.gated)
         if isinstance(self.evidence, TwoStates):
             self.evidence.moved(self._opened())
-        samples = self.batch_size or self._samples or self._told or SAMPLES
-        self._samples = self._told = 0
-        samples = self._ranks.total(self.gated, samples)
+        samples = self._ranks.total(self.gated, self.batch_size or samples or SAMPLES)
         useful = (
             gradient is not None
             and bool(gradient[ours.to(gradient.device)].any())
@@ -229,7 +245,7 @@ class BudgetController(StepWatcher):
             warnings.warn(
                 f"no gradient has reached the gates for {STALL} steps: gates are closed blindly. Does the loss come "
                 "from the gated model, in train mode, and is backward() called before the optimizer's step?",
-                stacklevel=4,
+                stacklevel=6,
             )
 
     def _chosen(self, targets: Mapping[str, float], *, exactly: bool) -> Tensor:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError
+from tgfx.training.closures import Arguments
 from tgfx.training.optimizers import not_held, trained_gates
 
 
@@ -102,8 +103,8 @@ class OptimizerWatch(ABC):
         return held
 
     @abstractmethod
-    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        """Called before every step of any optimizer."""
+    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> Arguments | None:
+        """Called before every step of any optimizer; other arguments for it, or None."""
 
     @abstractmethod
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
@@ -128,9 +129,10 @@ def weakly(watch: OptimizerWatch, method: str) -> Any:
     """A hook that calls a method as long as the watch and its model are there: hooks outlive both."""
     own = weakref.ref(watch)
 
-    def hook(*args: Any) -> None:
+    def hook(*args: Any) -> Any:
         alive = own()
         if alive is not None and alive._gated() is not None:
-            getattr(alive, method)(*args)
+            return getattr(alive, method)(*args)
+        return None
 
     return hook

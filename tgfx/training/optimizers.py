@@ -77,6 +77,24 @@ def check_gates_held(gated: GatedModule, optimizers: Iterable[Optimizer]) -> Non
         raise not_held(gated, missing)
 
 
+def check_gates_together(gated: GatedModule, optimizer: Optimizer) -> None:
+    """Raise OptimizerError if the optimizer holds some of the gates that are trained and not the others.
+
+    One step moves all gates, by gradients of the same batch; a second optimizer would move its own once more.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: gate.weight for name, gate in gated.gates.items() if gate.weight.requires_grad}
+    missing = [name for name, weight in trained.items() if id(weight) not in held]
+    if 0 < len(missing) < len(trained):
+        raise OptimizerError(
+            "the optimizer holds some of the gates and not the others",
+            expected="all gates that require a gradient in one optimizer",
+            found=f"{len(trained) - len(missing)} of {len(trained)}; {_listed(missing)} missing",
+            fix="give the gates to one optimizer, whichever holds the weights: [gate.weight for gate in "
+            "gated.gates.values()]; gates that are to stay as they are: gate.weight.requires_grad_(False)",
+        )
+
+
 def trained_gates(gated: GatedModule) -> list[Tensor]:
     """Latent weights of the gates that may move: requires_grad_(False) holds a gate as it is."""
     return [gate.weight for gate in gated.gates.values() if gate.weight.requires_grad]
@@ -89,6 +107,16 @@ def not_held(gated: nn.Module, missing: Iterable[str]) -> OptimizerError:
     return OptimizerError(
         f"the optimizer does not hold {what}: they would never be trained",
         expected="all parameters of the gated model that require a gradient",
-        found="missing " + ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else ""),
+        found="missing " + _listed(missing),
         fix="build the optimizer after tgfx.transform: torch.optim.SGD(tgfx.param_groups(gated, lr=0.1))",
     )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def scale_of(optimizer: Optimizer) -> float:
+    """What a GradScaler leaves to the optimizer to divide gradients by in its step (fused ones); else 1."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)

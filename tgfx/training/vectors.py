@@ -10,6 +10,7 @@ from torch import Tensor
 from tgfx.sharding import like, whole
 
 if TYPE_CHECKING:
+    from tgfx.bank import Gate
     from tgfx.gated import GatedModule
 
 
@@ -27,15 +28,20 @@ def gate_gradients(gated: GatedModule) -> Tensor | None:
 @torch.no_grad()
 def set_gate_weights_(gated: GatedModule, values: Tensor, *, choices: bool = False) -> None:
     """Write latent weights back, each to its gate; to those of choices only if asked, never to gates that are held."""
-    others = set() if choices else {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
-    for name, gate in gated.gates.items():
-        if name not in others and gate.weight.requires_grad:
+    for name, gate in _gates(gated, choices=choices).items():
+        if gate.weight.requires_grad:
             own = (
                 values[_slots(gated, name, gate.weight.numel()).to(values.device)]
                 .to(gate.weight.dtype)
                 .reshape(gate.weight.shape)
             )
             gate.weight.copy_(like(own, gate.weight))
+
+
+def drop_gate_gradients_(gated: GatedModule, *, choices: bool = False) -> None:
+    """An optimizer leaves alone what has no gradient; those of choices go only if asked."""
+    for gate in _gates(gated, choices=choices).values():
+        gate.weight.grad = None
 
 
 def movable(gated: GatedModule) -> Tensor:
@@ -55,6 +61,11 @@ def held_slots(gated: GatedModule) -> Tensor:
         if not gate.weight.requires_grad:
             held[_slots(gated, name, gate.weight.numel())] = True
     return held
+
+
+def _gates(gated: GatedModule, *, choices: bool) -> dict[str, Gate]:
+    others = set() if choices else {group.name for group in gated.facts.coupling.groups if group.kind == "choice"}
+    return {name: gate for name, gate in gated.gates.items() if name not in others}
 
 
 def _spread(gated: GatedModule, values: dict[str, Tensor], empty: float) -> Tensor:

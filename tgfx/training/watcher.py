@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError
 from tgfx.sharding import is_sharded
+from tgfx.training.closures import Arguments, around_closure, has_closure
+from tgfx.training.no_step import trains_nothing
 from tgfx.training.optimizer_watch import OptimizerWatch
-from tgfx.training.optimizers import trained_gates
+from tgfx.training.optimizers import check_gates_together, trained_gates
 from tgfx.training.schedule import Phase, Schedule
 
 UNSEEN = 50  # losses asked for without a step in between, after which to look whether someone else trains the model
@@ -30,6 +33,7 @@ class StepWatcher(OptimizerWatch):
         super().__init__(gated, budget)
         self.schedule = schedule
         self.taken = 0
+        self._stepping = True  # if it is made in the closure of a step, it sees only that step's end
         self._start: dict[str, float] = dict.fromkeys(self.budget, 1.0)
         self._unmet = False  # a new share that the gates, which stand still, do not follow yet
         self._landed = 0  # step at which they were last brought to the budget
@@ -53,6 +57,49 @@ class StepWatcher(OptimizerWatch):
     def targets(self) -> dict[str, float]:
         """What the ratios should be now, on the way from where the model was to the budget."""
         return {k: self.schedule.target(self.taken, share, self._start[k]) for k, share in self.budget.items()}
+
+    # -- what happens at a step -----------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> Arguments | None:
+        check_gates_together(self.gated, optimizer)
+        if not self.holds_gates(optimizer):
+            return None
+        by_closure = has_closure(args, kwargs)
+        self._stepping = by_closure or not trains_nothing(optimizer)
+        if not self._stepping:
+            return None
+        self.begin_step()
+        if not by_closure:
+            self.before_update(optimizer)
+            return None
+        return around_closure(args, kwargs, self.before_closure, lambda first: self.after_closure(optimizer, first))
+
+    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if self._stepping and self.holds_gates(optimizer):
+            self._stepping = False
+            self.end_step()
+
+    @abstractmethod
+    def begin_step(self) -> None:
+        """A step that counts begins."""
+
+    @abstractmethod
+    def before_update(self, optimizer: Optimizer) -> None:
+        """The gradients are there, and the optimizer is about to use them."""
+
+    @abstractmethod
+    def before_closure(self) -> None:
+        """Gradients will be made inside of the step, perhaps not for the first time."""
+
+    @abstractmethod
+    def after_closure(self, optimizer: Optimizer, first: bool) -> None:
+        """They are there, and the optimizer is about to use them."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """The optimizer has made its step: move the gates, and count it."""
+
+    # -- the budget -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def check_budget(self, budget: Budget) -> None:

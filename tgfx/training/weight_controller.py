@@ -24,7 +24,9 @@ from tgfx.errors import InputError
 from tgfx.gated_check import check_gated
 from tgfx.sharding import is_sharded
 from tgfx.training.feasible import check_sign_decides
+from tgfx.training.gradient_mark import GradientMark
 from tgfx.training.optimizer_watch import weakly
+from tgfx.training.optimizers import scale_of, trained_gates
 from tgfx.training.ranks import check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher
@@ -44,8 +46,9 @@ class WeightController(StepWatcher):
     """Keeps the gates of single weights at a target that falls from 1 to the budget; it sees every optimizer step.
 
     Where weights are trained along, the gradient of a weight's gates is looked at as soon as backward has made it, and
-    freed: at no time is there more than one. (Not with torch.distributed, which has yet to average it over the ranks.
-    And a GradScaler wants gates and weights in one optimizer: it refuses to step one that has no gradient at all.)
+    freed: at no time is there more than one, and a mark on the smallest (tgfx.training.gradient_mark). (Not with
+    torch.distributed, which has yet to average it over the ranks. And a GradScaler wants gates and weights in one
+    optimizer: it refuses to step one that has no gradient at all.)
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class WeightController(StepWatcher):
         self.every = max(1, self.schedule.steps // UPDATES)
         self._start = {kind: gated.ratio(kind).item() for kind in self.budget}
         self._mixed = False
-        self._ours = False
+        self._learned = False  # in this step
         self._silent = 0
         memory = min(max(4.0, 0.05 * self.schedule.steps), 200.0)
         self.evidence = {
@@ -82,10 +85,14 @@ class WeightController(StepWatcher):
     def _watch_backward(self) -> None:
         self._names = {id(gate.weight): name for name, gate in self.gated.gates.items()}
         own = set(self._names)
-        if any(p.requires_grad for p in self.gated.parameters() if id(p) not in own):
-            seen = weakly(self, "_after_backward")
-            latents = [gate.weight for gate in self.gated.gates.values() if gate.weight.requires_grad]
-            self._hooks += [latent.register_post_accumulate_grad_hook(seen) for latent in latents]
+        self._joint = any(p.requires_grad for p in self.gated.parameters() if id(p) not in own)
+        self._backward = -1  # number of the last that was seen
+        seen, latents = weakly(self, "_after_backward"), trained_gates(self.gated)
+        self._hooks += [latent.register_post_accumulate_grad_hook(seen) for latent in latents]
+        smallest = min(latents, key=lambda latent: latent.numel(), default=None)
+        self._mark = None if smallest is None else GradientMark(smallest)
+        if smallest is not None:
+            self._hooks.append(smallest.register_hook(weakly(self, "_before_accumulation")))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "evidence": {name: own.state_dict() for name, own in self.evidence.items()}}
@@ -112,14 +119,41 @@ class WeightController(StepWatcher):
 
     # -- what happens at a step -----------------------------------------------------------------------------
 
+    @property
+    def _frees(self) -> bool:
+        return self._joint and not (distributed.is_available() and distributed.is_initialized())
+
+    def _before_accumulation(self, gradient: Tensor) -> None:
+        """The gates that bear the mark get a gradient of their own, which must not be added to it."""
+        self._enter_backward()
+        if self._mark is not None:
+            self._mark.clear()
+
     def _after_backward(self, latent: Tensor) -> None:
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if self._frees:
+            self._enter_backward()
             self._take(self._names[id(latent)])
+            if self._learning and self._mark is not None:
+                self._mark.put()
+        elif self._mixed and latent.grad is not None:
+            latent.grad.zero_()  # it tells nothing, and if it is of a step that has begun, that step would use it
+
+    def _enter_backward(self) -> None:
+        """What earlier ones have left counts, unless it was thrown away."""
+        number = torch._C._current_graph_task_id()
+        if number != self._backward and self._mark is not None and self._mark.lost:
+            self._mark.clear()
+            self._forget()
+        self._backward = number
+
+    def _forget(self) -> None:
+        for own in self.evidence.values():
+            own.forget()
 
     @property
     def _learning(self) -> bool:
-        """Not where gates stand still at their budget, nor from a gradient that holds the budget's own."""
-        return (self.phase != "hold" or self._unmet) and not self._mixed
+        """Once a step; not where gates stand still at their budget, nor from a gradient that holds the budget's own."""
+        return (self.phase != "hold" or self._unmet) and not self._mixed and not self._learned
 
     def _take(self, name: str) -> None:
         """What the gradient of a weight's gates tells; then it goes: an optimizer leaves alone what has none."""
@@ -128,33 +162,39 @@ class WeightController(StepWatcher):
             self.evidence[name].take(self.gated.get_parameter(name), gate.weight, gate.settings)
         gate.weight.grad = None
 
-    def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        # torch's checkpoints make a step at rate 0, to have state to load into
-        self._ours = self.holds_gates(optimizer) and any(float(group["lr"]) for group in optimizer.param_groups)
-        if not self._ours:
-            return
+    def begin_step(self) -> None:
         _refuse_shards(self.gated)
+        self._learned = False
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        factor = 1.0 if self._mark is None else self._mark.lift()
+        if not factor:
+            self._forget()
         for name in self.evidence:
             self._take(name)
         if self._learning:
-            self._learn()
-        self._mixed = False
+            self._learn(factor / scale_of(optimizer))
+        self._mixed, self._learned = False, True
 
-    def _learn(self) -> None:
-        useful = [own.learn() for own in self.evidence.values()]
+    def before_closure(self) -> None:
+        """No gate has a gradient when the optimizer moves, so all are where they were."""
+
+    def after_closure(self, optimizer: Optimizer, first: bool) -> None:
+        self.before_update(optimizer)  # of a second call nothing is learned
+
+    def _learn(self, factor: float) -> None:
+        useful = [own.learn(factor) for own in self.evidence.values()]
         self._silent = 0 if any(useful) else self._silent + 1
         if self._silent == STALL:
             warnings.warn(
                 f"no gradient has reached the gates for {STALL} steps: gates are closed by the size of their weights. "
                 "Does the loss come from the gated model, in train mode, and is backward() called before the "
                 "optimizer's step?",
-                stacklevel=5,
+                stacklevel=6,
             )
 
-    def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if not self._ours or not self.holds_gates(optimizer):
-            return
-        self._ours = False
+    def end_step(self) -> None:
+        self._learned = False
         if self.taken and self.phase in ("close", "settle") and self.taken % self.every == 0:
             self._choose(self.targets)
         entered = self.phase

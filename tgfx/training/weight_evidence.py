@@ -66,12 +66,20 @@ class WeightEvidence:
             below += _columns(square)
             wide += _columns(share)
 
-    def learn(self) -> bool:
-        """Turn what was taken since the last step into means; False if it is nothing, or not finite."""
+    def forget(self) -> None:
+        """What was taken since the last step is of gradients that were thrown away."""
+        self._sums = None
+
+    def learn(self, factor: float = 1.0) -> bool:
+        """Turn what was taken since the last step into means; False if it is nothing, or not finite.
+
+        `factor`: what the gradients have been multiplied by since.
+        """
         taken, self._sums = self._sums, None
         if taken is None:
             return False
         squares, shares, below, wide = taken
+        squares, below = squares * factor**2, below * factor**2
         total = squares.sum()
         if not bool(total.isfinite()):
             return False
