@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     report = {
         name: {
             "epe": results[name]["epe"],
+            "epe_more": _more(results[name]["epe_of_pairs"], results["whole"]["epe_of_pairs"]),
             "safetensors_bytes": results[name]["safetensors_bytes"],
             "onnx_bytes": results[name]["onnx_bytes"],
             "flops": results[name]["flops"],
@@ -48,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     (options.out / "compare.json").write_text(json.dumps(report, indent=1))
     _show(report)
     return report
+
+
+def _more(own: dict[str, list[float]], whole: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Of both kinds of pairs: how much more the net errs than the whole one, in the mean, and its standard error."""
+    gaps = {kind: [a - b for a, b in zip(own[kind], whole[kind], strict=True)] for kind in own}
+    return {kind: [statistics.mean(gap), statistics.stdev(gap) / len(gap) ** 0.5] for kind, gap in gaps.items()}
 
 
 def milliseconds(models: Sequence[Path], turns: int) -> list[list[float]]:
@@ -71,12 +78,17 @@ def milliseconds(models: Sequence[Path], turns: int) -> list[list[float]]:
 
 def _show(report: dict[str, Any]) -> None:
     table = Table(title="FlowNetSimple")
-    for title in ("", "EPE chairs", "EPE made", "safetensors MB", "ONNX MB", "params", "FLOPs", "ms", "faster"):
+    titles = ("EPE chairs", "more", "EPE made", "more", "safetensors MB", "ONNX MB", "params", "FLOPs", "ms", "faster")
+    for title in ("", *titles):
         table.add_column(title, justify="right")
     for name, row in report.items():
         megabytes = (f"{row[key] / 1e6:.2f}" for key in ("safetensors_bytes", "onnx_bytes"))
         shares = (f"{row[key]:.3f}" for key in ("params", "flops"))
-        errors = (f"{row['epe'][key]:.3f}" for key in ("chairs", "held_out"))
+        errors = [
+            text
+            for key in ("chairs", "held_out")
+            for text in (f"{row['epe'][key]:.3f}", "{:+.3f} ± {:.3f}".format(*row["epe_more"][key]))
+        ]
         table.add_row(name, *errors, *megabytes, *shares, f"{row['ms']:.1f}", f"{row['faster']:.2f}")
     Console().print(table)
 

@@ -28,16 +28,15 @@ def full_size(flow: Tensor, size: Sequence[int]) -> Tensor:
     return FlowNetSimple.SCALE * F.interpolate(flow, tuple(size), mode="bilinear", align_corners=False)
 
 
-def end_point_error(model: nn.Module, pairs: Pairs) -> float:
-    """Mean over all pixels of the distance between found and true flow, in pixels, in eval mode."""
-    was, total = model.training, 0.0
+def end_point_errors(model: nn.Module, pairs: Pairs) -> list[float]:
+    """Of each pair, the mean over its pixels of the distance between found and true flow, in pixels, in eval mode."""
+    was, errors = model.training, []
     model.eval()
     with torch.no_grad():
-        for index in range(len(pairs)):
-            images, truth = pairs.batch(slice(index, index + 1))
-            total += _distance(full_size(model(images), truth.shape[-2:]), truth).mean().item()
+        for images, truth in (pairs.batch(slice(index, index + 1)) for index in range(len(pairs))):
+            errors.append(_distance(full_size(model(images), truth.shape[-2:]), truth).mean().item())
     model.train(was)
-    return total / len(pairs)
+    return errors
 
 
 def still_error(pairs: Pairs) -> float:

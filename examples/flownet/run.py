@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 import tgfx
 from examples.finished import check_finished
-from examples.flownet.error import end_point_error, multiscale_error, still_error
+from examples.flownet.error import end_point_errors, multiscale_error, still_error
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs
 from examples.flownet.photos import made_photos, read_photos
@@ -63,17 +64,19 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     model = FlowNetSimple(options.width)
     if options.stage == "further":
         model.load_state_dict(load_file(options.out / "base" / "weights.safetensors"))
-    before = _errors(model, data)
+    before = _means(_errors(model, data))
     gated, result = _trained(options, model, data, folder)
     budget = _budget(options)
     compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
+    errors = _errors(compact, data)
     report = {
         "stage": options.stage,
         "budget": budget,
         **_stored(gated.eval(), compact, data, folder),
         "still": {"chairs": still_error(data.chairs), "held_out": still_error(data.held_out)},
         "before": before,
-        "epe": _errors(compact, data),
+        "epe": _means(errors),
+        "epe_of_pairs": errors,
         "loss": [row["loss"] for row in result.history.rows][:: max(1, len(result.history.rows) // 20)],
         "width": options.width,
         "steps": result.steps,
@@ -88,7 +91,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     }
     (folder / "result.json").write_text(json.dumps(report, indent=1))
     if not options.quiet:
-        print({key: value for key, value in report.items() if key not in ("retained", "loss")})
+        print({key: value for key, value in report.items() if key not in ("retained", "loss", "epe_of_pairs")})
     return report
 
 
@@ -141,8 +144,12 @@ def _stored(gated: tgfx.GatedModule, compact: torch.nn.Module, data: Data, folde
     }
 
 
-def _errors(model: torch.nn.Module, data: Data) -> dict[str, float]:
-    return {"chairs": end_point_error(model, data.chairs), "held_out": end_point_error(model, data.held_out)}
+def _errors(model: torch.nn.Module, data: Data) -> dict[str, list[float]]:
+    return {"chairs": end_point_errors(model, data.chairs), "held_out": end_point_errors(model, data.held_out)}
+
+
+def _means(errors: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.mean(own) for name, own in errors.items()}
 
 
 def _budget(options: argparse.Namespace) -> dict[str, float] | None:
