@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 TURNS = 40
 WARM_UP = 3
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for name, own in zip(names, times, strict=True)
     }
     (options.out / "compare.json").write_text(json.dumps(report, indent=1))
-    _show(report)
+    print("\n".join(rows(report)))
     return report
 
 
@@ -76,21 +74,22 @@ def milliseconds(models: Sequence[Path], turns: int) -> list[list[float]]:
     return times
 
 
-def _show(report: dict[str, Any]) -> None:
-    table = Table(title="FlowNetSimple")
-    titles = ("EPE chairs", "more", "EPE made", "more", "safetensors MB", "ONNX MB", "params", "FLOPs", "ms", "faster")
-    for title in ("", *titles):
-        table.add_column(title, justify="right")
+def rows(report: dict[str, Any]) -> list[str]:
+    """As Markdown."""
+    errors, files = ("EPE chairs", "more", "EPE made", "more"), ("safetensors MB", "ONNX MB")
+    titles = ("", *errors, *files, "params", "FLOPs", "ms", "faster")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, row in report.items():
         megabytes = (f"{row[key] / 1e6:.2f}" for key in ("safetensors_bytes", "onnx_bytes"))
         shares = (f"{row[key]:.3f}" for key in ("params", "flops"))
-        errors = [
+        found = [
             text
             for key in ("chairs", "held_out")
             for text in (f"{row['epe'][key]:.3f}", "{:+.3f} ± {:.3f}".format(*row["epe_more"][key]))
         ]
-        table.add_row(name, *errors, *megabytes, *shares, f"{row['ms']:.1f}", f"{row['faster']:.2f}")
-    Console().print(table)
+        cells = (name, *found, *megabytes, *shares, f"{row['ms']:.1f}", f"{row['faster']:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 if __name__ == "__main__":
