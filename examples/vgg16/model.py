@@ -1,4 +1,4 @@
-"""VGG-16 for images of 32 x 32: the 13 convolutions, each with batch norm, and one fully-connected layer."""
+"""VGG-16 for images of 32 x 32: the 13 convolutions, each with batch norm, and one or three fully-connected layers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+FULLY = (4096, 4096)  # of the published net: nine tenths of its parameters
+SIDE = 7  # of the features that its fully-connected layers read
 WIDTHS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool")
 
 
 class VGG(nn.Module):
-    """As people use it on CIFAR: five times halved, an image of 32 x 32 ends as one vector."""
+    """As people use it on CIFAR: five times halved, an image of 32 x 32 ends as one vector.
 
-    def __init__(self, widths: Sequence[int | str] = WIDTHS, classes: int = 10) -> None:
+    fully: fully-connected layers before the last, on features that are brought to 7 x 7, as torchvision's vgg16 does.
+    """
+
+    def __init__(self, widths: Sequence[int | str] = WIDTHS, classes: int = 10, *, fully: Sequence[int] = ()) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
@@ -24,10 +29,17 @@ class VGG(nn.Module):
                 layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
                 channels = width
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(channels, classes)
+        self.avgpool = nn.AdaptiveAvgPool2d(SIDE if fully else 1)
+        if fully:
+            channels *= SIDE**2
+        head: list[nn.Module] = []
+        for width in fully:
+            head += [nn.Linear(channels, width), nn.ReLU(inplace=True), nn.Dropout()]
+            channels = width
+        self.classifier = nn.Sequential(*head, nn.Linear(channels, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))
+        return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
 def load_convolutions_(model: VGG, state: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from examples.cifar10 import data
-from examples.vgg16.model import VGG, load_convolutions_, start_batch_norm_
+from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 from examples.vgg16.steps import Experiment, Settings
 
 STEPS = ("tune", "gates", "joint", "further")
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     settings = Settings(
         joint_steps=options.steps, joint_lr=options.lr, close=options.close, seed=options.seed, bf16=options.bf16
     )
-    own = Experiment(VGG, train, test, options.out, settings, show=not options.quiet)
+    make = partial(VGG, fully=FULLY if options.fully else ())
+    own = Experiment(make, train, test, options.out, settings, show=not options.quiet)
     if options.step == "tune":
         return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
     if options.step == "gates":
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("step", nargs="?", choices=STEPS)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
+    parser.add_argument("--fully", action="store_true", help="with the fully-connected layers of the published net")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
     parser.add_argument("--steps", type=int, default=Settings.joint_steps, help="for joint and further")
     parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
