@@ -88,6 +88,16 @@ class GateSettings:
         """b(w): what a gate gives in eval mode."""
         return binary_gate(weight, self.binary)
 
+    def slope(self, weight: Tensor) -> Tensor | None:
+        """TG′(w) by autograd itself; None where it is 1 everywhere."""
+        if self.shape == "constant":
+            return None
+        with torch.enable_grad():
+            leaf = weight.detach().requires_grad_()
+            value = self.trained(leaf)
+            (slope,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+        return slope
+
     def check_sign_decides(self) -> None:
         """Raise unless the gate is open at positive weights and closed at negative ones, from 0.001 to 1,000."""
         sizes = torch.logspace(-3, 3, 25, device="cpu")

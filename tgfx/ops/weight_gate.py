@@ -85,7 +85,7 @@ def _in_blocks(
             part = own.to(latent.dtype) * weight[rows].to(latent.dtype)
             if price is not None:
                 part += price.to(latent.dtype)
-            slope = slope_of(settings, latent[rows])
+            slope = settings.slope(latent[rows])
             for_latent[rows] = part if slope is None else part.mul_(slope)
         if for_weight is not None:
             torch.mul(own, settings.trained(latent[rows]).to(own.dtype), out=for_weight[rows])
@@ -142,19 +142,8 @@ def count_gradient(latent: Tensor, settings: GateSettings, price: Tensor) -> Ten
     out = torch.empty_like(latent)
     for rows in row_blocks(latent.shape):
         own = price[rows] if price.ndim and price.shape[0] > 1 else price
-        torch.mul(slope_of(settings, latent[rows]), own, out=out[rows])
+        torch.mul(settings.slope(latent[rows]), own, out=out[rows])
     return out
-
-
-def slope_of(settings: GateSettings, latent: Tensor) -> Tensor | None:
-    """TG′(v) by autograd itself; None where it is 1."""
-    if settings.shape == "constant":
-        return None
-    with torch.enable_grad():
-        leaf = latent.detach().requires_grad_()
-        value = settings.trained(leaf)
-        (slope,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
-    return slope
 
 
 def _slope_with_graph(settings: GateSettings, latent: Tensor) -> Tensor:

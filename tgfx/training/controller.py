@@ -287,11 +287,9 @@ class BudgetController(StepWatcher):
     def _latent(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """Gates that are held have no score, and must not be compared with."""
         held = held_slots(self.gated).to(scores.device)
-        if not bool(held.any()):
-            return latent(scores, chosen, cells=cells(self.gated))
         weights = torch.ones_like(scores)  # of held gates: they are not written
         if not bool(held.all()):
-            weights[~held] = latent(scores[~held], chosen[~held], cells=cells(self.gated))
+            weights[~held] = latent(scores[~held], chosen[~held], cells=cells(self.gated), near=shaped(self.gated))
         return weights
 
     def _opened(self) -> Tensor:
@@ -329,17 +327,25 @@ class BudgetController(StepWatcher):
         self._pressure = {kind: max(value / most, 1e-6) for kind, value in self._pressure.items()}
 
 
-def latent(scores: Tensor, opened: Tensor, *, cells: float = 1e5) -> Tensor:
+def latent(scores: Tensor, opened: Tensor, *, cells: float = 1e5, near: bool = False) -> Tensor:
     """Latent weights in the order of the scores, of size about 1, positive exactly where a gate is open.
 
     A closed gate hands its gradient on by the tiny value s(w) of its cell of width 1/M: a zero would not pass a relu.
     So at either limit a closed gate stands in the middle of a cell, and float32 can tell that from the cell's edge.
+    near: no further from 0 than 2, for gates whose slope vanishes farther out.
     """
     centred = scores - (scores[opened].min() if bool(opened.any()) else scores.max())
     scale = centred.abs().median().clamp(min=1e-30)
     distance = centred.abs() / scale
-    near, far = (math.floor(NEAREST * cells) + 0.5) / cells, (2**20 + 0.5) / cells
-    return torch.where(opened, distance.clamp(min=NEAREST, max=1e3), -distance.clamp(min=near, max=far))
+    if near:
+        distance = 2 * distance / (1 + distance)
+    least, most = (math.floor(NEAREST * cells) + 0.5) / cells, (2**20 + 0.5) / cells
+    return torch.where(opened, distance.clamp(min=NEAREST, max=1e3), -distance.clamp(min=least, max=most))
+
+
+def shaped(gated: GatedModule) -> bool:
+    """Whether any gate's slope depends on its latent weight."""
+    return any(gate.settings.shape != "constant" for gate in gated.gates.values())
 
 
 def cells(gated: GatedModule) -> float:

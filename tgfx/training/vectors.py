@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tgfx.choice_gate import ChoiceGate
 from tgfx.sharding import like, whole
 
 if TYPE_CHECKING:
     from tgfx.bank import Gate
     from tgfx.gated import GatedModule
+
+FLAT = 1e-6  # slope of a gate below which its gradient tells nothing
 
 
 def gate_weights(gated: GatedModule) -> Tensor:
@@ -20,9 +23,22 @@ def gate_weights(gated: GatedModule) -> Tensor:
 
 
 def gate_gradients(gated: GatedModule) -> Tensor | None:
-    """Gradients of the latent weights; None if no gate has one. A slot without a gradient counts as 0."""
-    found = {name: gate.weight.grad for name, gate in gated.gates.items() if gate.weight.grad is not None}
+    """Derivatives of the loss by what the gates give; None if no gate has one. A slot without one counts as 0.
+
+    The gradient of a latent weight is that times the gate's own slope, which differs from gate to gate unless its shape
+    is constant. Of choices, whose slope mixes alternatives, the gradient itself.
+    """
+    found = {name: _by_value(gate) for name, gate in gated.gates.items() if gate.weight.grad is not None}
     return _spread(gated, found, 0.0) if found else None
+
+
+def _by_value(gate: Gate) -> Tensor:
+    assert gate.weight.grad is not None
+    gradient = whole(gate.weight.grad)
+    slope = None if isinstance(gate, ChoiceGate) else gate.settings.slope(whole(gate.weight))
+    if slope is None:
+        return gradient
+    return torch.where(slope.abs() > FLAT, gradient / slope, torch.zeros_like(gradient))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tgfx.gates import GateSettings
-from tgfx.ops.weight_gate import row_blocks, slope_of
+from tgfx.ops.weight_gate import row_blocks
 from tgfx.training.saved_state import check_fits
 
 LEAST = 1e-6  # of a layer's mean F: for rows and columns without any gradient, where the sizes of weights then decide
@@ -58,7 +58,7 @@ class WeightEvidence:
             self._sums = [torch.zeros_like(like) for like in (self.row, self.row, self.column, self.column)]
         squares, shares, below, wide = self._sums
         for rows in row_blocks(weight.shape):
-            share, slope = weight[rows].detach().to(latent.dtype), slope_of(settings, latent[rows])
+            share, slope = weight[rows].detach().to(latent.dtype), settings.slope(latent[rows])
             share = share.square() if slope is None else share.mul(slope).square_()
             square = gradient[rows].square()
             squares[rows] += _rows(square)
