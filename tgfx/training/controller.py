@@ -299,13 +299,16 @@ class BudgetController(StepWatcher):
         """Closed gates, by slot, that the way to the budget may still need: none may be removed from the model yet.
 
         Gates close until a target is met, so the last one may go too far by what it costs. Where that is much, a
-        cheaper gate of the same or another group fills the rest. The best closed one of each such group is kept.
+        cheaper gate of the same or another group fills the rest. The best closed one of each such group is kept, but
+        only where there is a rest to fill: as long as gates have yet to close, the last ones are there by `patience`.
         """
         opened, ours = torch.from_numpy(self.gated.open_slots()), movable(self.gated).cpu()
         spares = torch.zeros_like(opened)
         if self.phase == "hold" and not self._unmet:
             return spares
         prices, weights = Prices(self.gated), gate_weights(self.gated).cpu()
+        if min(share - prices.ratio(kind, opened) for kind, share in self.budget.items()) <= NEAR:
+            return spares
         dear = torch.stack([prices.marginal(kind, opened) for kind in self.budget]).amax(0) > NEAR
         for name in self.gated.gates:
             own = torch.from_numpy(self.gated.gate_slots(name))
