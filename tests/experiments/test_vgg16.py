@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import tgfx
 from examples.cifar10 import data
 from examples.vgg16 import run as vgg16
-from examples.vgg16.model import VGG, load_convolutions_, start_batch_norm_
+from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 
 
 def test_vgg16_quick() -> None:
@@ -42,3 +43,14 @@ def test_vgg16_starts_from_the_features_of_torchvision(tmp_path: Path) -> None:
         load_convolutions_(VGG(), plain.state_dict())
     with pytest.raises(FileNotFoundError, match="torchvision"):
         vgg16._from_imagenet_(model, data.made(8), tmp_path / "none.safetensors")
+
+
+def test_vgg16_has_the_fully_connected_layers_of_the_published_net() -> None:
+    with torch.device("meta"):
+        published = VGG(fully=FULLY)
+    layers = [tuple(layer.weight.shape) for layer in published.classifier if isinstance(layer, torch.nn.Linear)]
+    assert layers == [(4096, 512 * 7 * 7), (4096, 4096), (10, 4096)]
+    small = VGG((4, "pool", 6, "pool", 8, "pool", 8, "pool", 8, "pool"), fully=(12, 10))
+    gated = tgfx.transform(small, torch.randn(2, 3, 32, 32), granularity="weight")
+    assert gated(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert sum(name.startswith("classifier") for name in gated.gates) == 3
