@@ -1,6 +1,6 @@
 """Weight pruning of VGG-16 on CIFAR-10 (the paper's Table 1 and its figure without fine-tuning).
 
-python -m examples.vgg16.run tune    --data CIFAR --weights FILE --out runs/vgg16
+python -m examples.vgg16.run tune    --data CIFAR --out runs/vgg16 --weights FILE
 python -m examples.vgg16.run gates   --data CIFAR --out runs/vgg16
 python -m examples.vgg16.run joint   --data CIFAR --out runs/vgg16 --budget 0.05
 python -m examples.vgg16.run further --data CIFAR --out runs/vgg16
@@ -39,11 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     train, test = data.load(options.data)
     torch.manual_seed(options.seed)
     settings = Settings(
-        joint_steps=options.steps, joint_lr=options.lr, close=options.close, seed=options.seed, bf16=options.bf16
-    )
+        tune_steps=options.steps or Settings.tune_steps, joint_steps=options.steps or Settings.joint_steps,
+        gate_steps=options.steps or Settings.gate_steps, joint_lr=options.lr, close=options.close, shares=options.shares,
+        seed=options.seed, bf16=options.bf16,
+    )  # fmt: skip
     make = partial(VGG, fully=FULLY if options.fully else ())
     own = Experiment(make, train, test, options.out, settings, show=not options.quiet)
     if options.step == "tune":
+        if options.tuned:
+            return own.tune(lambda model, images: _from_tuned_(model, options.tuned))
         return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
     if options.step == "gates":
         return own.gates()
@@ -61,6 +65,17 @@ def _from_imagenet_(model: nn.Module, images: data.Images, file: Path | None) ->
     assert isinstance(model, VGG)
     load_convolutions_(model, load_file(file))
     start_batch_norm_(model, next(iter(data.Batches(images, MEASURED, augment=True)))[0])
+
+
+def _from_tuned_(model: nn.Module, folder: Path) -> None:
+    """The layers of `features`, with their batch norm; the fully-connected ones stay as they were drawn."""
+    file = folder / "tune" / "model.pt"
+    if not file.is_file():
+        raise FileNotFoundError(f"no weights at {file}: --tuned takes the folder in which `tune` was run before")
+    assert isinstance(model, VGG)
+    state = torch.load(file, weights_only=True)
+    own = {name.removeprefix("features."): value for name, value in state.items() if name.startswith("features.")}
+    model.features.load_state_dict(own)
 
 
 def _quick(out: Path, *, show: bool) -> dict[str, Any]:
@@ -82,9 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("step", nargs="?", choices=STEPS)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
+    parser.add_argument("--tuned", type=Path, help="for tune: begin with the convolutions tuned in this folder")
     parser.add_argument("--fully", action="store_true", help="with the fully-connected layers of the published net")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
-    parser.add_argument("--steps", type=int, default=Settings.joint_steps, help="for joint and further")
+    parser.add_argument("--steps", type=int, help="of this step; for gates: at each share")
+    parser.add_argument("--shares", type=float, nargs="+", default=Settings().shares, help="to keep, for gates")
     parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
     parser.add_argument("--close", type=float, default=Settings.close, help="share of the joint steps until the budget")
     parser.add_argument("--seed", type=int, default=0)

@@ -166,7 +166,7 @@ class Experiment:
             **options,
             amp=torch.bfloat16 if own.bf16 else None,
             checkpoint=self.out / name / "checkpoint.pt",
-            checkpoint_every=50,
+            checkpoint_every=100,
             log=self.out / name / "log",
             log_every=10,
             progress=self.show,
