@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     settings = Settings(
         tune_steps=options.steps or Settings.tune_steps, joint_steps=options.steps or Settings.joint_steps,
-        gate_steps=options.steps or Settings.gate_steps, joint_lr=options.lr, close=options.close, shares=options.shares,
-        seed=options.seed, bf16=options.bf16,
+        gate_steps=options.steps or Settings.gate_steps, joint_lr=options.lr, close=options.close,
+        shares=options.shares, seed=options.seed, bf16=options.bf16,
     )  # fmt: skip
     make = partial(VGG, fully=FULLY if options.fully else ())
     own = Experiment(make, train, test, options.out, settings, show=not options.quiet)
