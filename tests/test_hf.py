@@ -171,6 +171,13 @@ def test_gets_smaller_while_training_and_resumes_small(gated: tgfx.GatedModule, 
         promises.assert_close(found, expected, 1e-6, name)
 
 
+def test_sizes_are_multiples(gated: tgfx.GatedModule, tmp_path: Path) -> None:
+    trainer(gated, GateCallback({"flops": 0.6}, round_to=4), tmp_path).train()
+    sizes = {group.name: group.size for group in gated.groups}
+    assert all(gate.open_count() % 4 == 0 or gate.open_count() == sizes[n] for n, gate in gated.gates.items())
+    assert gated.ratio("flops").item() <= 0.6
+
+
 def test_resuming_without_the_state_is_an_error(gated: tgfx.GatedModule, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 8}
     trainer(gated, GateCallback({"flops": 0.5}), tmp_path, **saving).train()

@@ -201,6 +201,15 @@ def test_compaction_changes_nothing_but_the_size() -> None:
         promises.assert_close(twin.eval()(x), gated.eval()(x), 1e-12, "output")
 
 
+def test_sizes_are_multiples() -> None:
+    gated = gated_net()
+    trainer(GateCallback({"flops": 0.6}, round_to=4)).fit(Task(gated), loader())
+    assert all(gate.open_count() % 4 == 0 for gate in gated.gates.values())
+    assert gated.ratio("flops").item() <= 0.6
+    with pytest.raises(InputError, match="round_to"):
+        GateCallback({"flops": 0.5}, round_to=0)
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_odd_compaction_steps(every: Any) -> None:
     with pytest.raises(InputError, match="compact_every"):

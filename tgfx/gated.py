@@ -31,7 +31,7 @@ from tgfx.passes.survivors import Survivors
 from tgfx.pricing import cheapest_cost, gone_at, kinds_of, known_kind, marginal_costs
 from tgfx.recomputing import Recomputed, checked_options, may_recompute
 from tgfx.report import Report, explain
-from tgfx.training.asking import ask_controller, ask_descent, check_weight
+from tgfx.training.asking import ask_controller, ask_descent, check_weight, refuse_rounded_descent
 from tgfx.training.controller import BudgetController
 from tgfx.training.descent import Descent
 from tgfx.training.feasible import check_feasible
@@ -258,6 +258,7 @@ class GatedModule(LazyGraphModule):
         weight: float | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
+        round_to: int | None = None,
         **budgets: float,
     ) -> Tensor:
         """Add this to your loss, once a step and with all kinds: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
@@ -270,6 +271,8 @@ class GatedModule(LazyGraphModule):
         batch_size: samples in an optimizer step (of this process), which the controller weighs gradients by. It counts
         them itself, but cannot see into torch.compile: there it assumes 32 unless you say it.
 
+        round_to: groups close in steps, so that their sizes are multiples of it all the time (or whole).
+
         Where the gates are in eval mode, or without gradients, it is a number and starts nothing.
         """
         budget = Budget.of(budgets)
@@ -277,9 +280,10 @@ class GatedModule(LazyGraphModule):
         if not (self.bank.training and torch.is_grad_enabled()):
             return factor * self._distance(budget)
         if weight is not None:
+            refuse_rounded_descent(round_to)
             ask_descent(self, budget)
             return factor * self._distance(budget)
-        controller = ask_controller(self, budget, steps, batch_size)
+        controller = ask_controller(self, budget, steps, batch_size, round_to)
         distance = self._distance(budget)
         return self._for_the_log(distance) if controller.driving else distance
 
@@ -301,8 +305,8 @@ class GatedModule(LazyGraphModule):
             loss = loss + (rho - cost.float() / self.total(kind)) ** 2
         return loss
 
-    def _new_controller(self, budget: Budget, steps: int | None) -> StepWatcher:
-        return BudgetController(self, budget, **({} if steps is None else {"steps": steps}))
+    def _new_controller(self, budget: Budget, steps: int | None, round_to: int | None) -> StepWatcher:
+        return BudgetController(self, budget, **({} if steps is None else {"steps": steps}), round_to=round_to)
 
     def attach(self, controller: Controller) -> Controller:
         """Let this controller move the gates from now on, and no other."""

@@ -21,6 +21,7 @@ import torch
 
 from tgfx.budget import Budget
 from tgfx.errors import MissingPackageError, TrainingError
+from tgfx.rounding import checked_multiple
 from tgfx.training.attaching import attach_controller, figures, find_gated
 from tgfx.training.compacting import Compacting, check_one_process
 from tgfx.training.controller_for import Controller
@@ -52,7 +53,7 @@ class GateCallback(TrainerCallback):
     saved in each of the Trainer's checkpoints; where they are not in output_dir, `resume_from` names the folder to
     resume from. compact_every=n: every n optimizer steps `tgfx.compact_` removes what has been closed for
     1 + `patience` of these moments, so that training gets faster (one process only); a checkpoint from there is loaded
-    by a Trainer with such a callback.
+    by a Trainer with such a callback. round_to: group sizes are multiples of it at every step.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class GateCallback(TrainerCallback):
         resume_from: str | os.PathLike[str] | None = None,
         compact_every: int | None = None,
         patience: int = 1,
+        round_to: int | None = None,
     ) -> None:
         self.budget = Budget.of(budget)
+        self.round_to = None if round_to is None else checked_multiple(round_to)
         self.compacting = Compacting(compact_every, patience)
         self.steps, self.schedule = steps, schedule
         self.floor, self.batch_size = floor, batch_size
@@ -103,6 +106,7 @@ class GateCallback(TrainerCallback):
             schedule=self.schedule,
             floor=self.floor,
             batch_size=self.batch_size,
+            round_to=self.round_to,
             state=self._resumed(args, state) if state.global_step else None,
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tgfx.budget import Budget
 from tgfx.errors import InputError, MissingPackageError
+from tgfx.rounding import checked_multiple
 from tgfx.training.attaching import attach_controller, figures, find_gated
 from tgfx.training.compacting import Compacting, check_one_process
 from tgfx.training.controller_for import Controller
@@ -39,7 +40,7 @@ class GateCallback(Callback):
     saved in Lightning's checkpoints. A checkpoint chosen by a metric may be from before the budget was met: monitor
     only after the hold phase has begun. compact_every=n: every n optimizer steps `tgfx.compact_` removes what has been
     closed for 1 + `patience` of these moments, so that training gets faster (one process only); a checkpoint from there
-    is loaded by a trainer with such a callback.
+    is loaded by a trainer with such a callback. round_to: group sizes are multiples of it at every step.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class GateCallback(Callback):
         batch_size: int | None = None,
         compact_every: int | None = None,
         patience: int = 1,
+        round_to: int | None = None,
     ) -> None:
         self.budget = Budget.of(budget)
+        self.round_to = None if round_to is None else checked_multiple(round_to)
         self.compacting = Compacting(compact_every, patience)
         self.steps, self.gated = steps, gated
         self.schedule, self.floor, self.batch_size = schedule, floor, batch_size
@@ -77,6 +80,7 @@ class GateCallback(Callback):
             schedule=self.schedule,
             floor=self.floor,
             batch_size=self.batch_size,
+            round_to=self.round_to,
             state=saved,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tgfx.errors import InputError
+from tgfx.errors import GranularityError, InputError
 from tgfx.passes.couple import Group
 
 if TYPE_CHECKING:
@@ -19,6 +19,16 @@ def checked_multiple(multiple: Any) -> int:
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise InputError("round_to must be a positive whole number", expected="e.g. 8", found=repr(multiple))
     return multiple
+
+
+def refuse_rounding(round_to: int | None) -> None:
+    """Of a model gated weight by weight."""
+    if round_to is not None:
+        raise GranularityError(
+            "single weights are not counted in multiples",
+            expected="round_to=None, or a model gated by channels or heads",
+            found=f'round_to={round_to!r} and granularity="weight"',
+        )
 
 
 def rounded_counts(gated: GatedModule, group: Group, multiple: int) -> list[int]:

@@ -3,120 +3,156 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tgfx
 from examples.benchmarks.resnet56 import resnet56
 from examples.benchmarks.tables import Table, cpu_seconds, met
+from examples.cifar10 import data
+from examples.resnet56.run import whole_model
 
 TARGET = 0.8
 RHO = 0.5
-BATCH, SIZE = 128, 32
-STEPS, CLOSING, EVERY = 120, 24, 6
+BATCH = 128
+STEPS, EVERY = 240, 6
+ROUND_TO = 8
+RATE = 0.02
+
+Batch = tuple[Tensor, Tensor]
 
 
-def compaction(steps: int = STEPS) -> Table:
+@dataclass(frozen=True)
+class Trained:
+    """A folder with CIFAR-10 and the weights of a ResNet-56 trained on it (see examples/resnet56)."""
+
+    folder: Path
+    weights: Path
+
+
+def compaction(trained: Trained | None = None, steps: int = STEPS) -> Table:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    plain, joint = _Plain(), _Joint()
-    blocks: list[tuple[float, float]] = []
-    for start in range(0, steps, EVERY):
-        times = {}
-        for one in (plain, joint) if (start // EVERY) % 2 else (joint, plain):  # nobody always goes first
-            times[one] = sum(one.timed_step(step) for step in range(start, start + EVERY))
-        blocks.append((times[plain], times[joint]))
-        print(f"step {start + EVERY}: {times[joint] / times[plain]:.3f}", flush=True)
+    images = data.load(trained.folder)[0] if trained else data.made(20 * BATCH)
+    start = [whole_model(trained.weights) if trained else _random() for _ in range(3)]
+    runs = [_Plain(start[0]), _Joint(start[1], steps), _Joint(start[2], steps, round_to=ROUND_TO)]
+    stream = _batches(images)
+    blocks: list[list[float]] = []  # seconds of each run
+    for number in range(steps // EVERY):
+        batches = [next(stream) for _ in range(EVERY)]
+        turn = number % len(runs)  # nobody always goes first
+        times = {one: one.timed(batches) for one in runs[turn:] + runs[:turn]}
+        blocks.append([times[one] for one in runs])
+        found = (f"{times[one] / times[runs[0]]:.3f} ({one.ratio():.3f} of the FLOPs)" for one in runs[1:])
+        print(f"step {(number + 1) * EVERY}: {', '.join(found)}", flush=True)
     torch.set_num_threads(threads)
-    settled = CLOSING // EVERY + 2  # the last gates close, wait for a block, and go
+    closing = round(tgfx.Schedule(steps).close * steps / EVERY)
     parts = {
-        f"gates close (steps 1 to {settled * EVERY})": blocks[:settled],
-        f"settled (steps {settled * EVERY + 1} to {steps})": blocks[settled:],
+        f"gates close (steps 1 to {closing * EVERY})": blocks[:closing],
+        f"after that (to {steps})": blocks[closing:],
         "all": blocks,
     }
-    rows = [(name, *_row(own)) for name, own in parts.items()]
-    ratio = _ratio(blocks)
+    _, any_size, rounded = _ratios(blocks)
     return Table(
         "Compaction",
-        f"ResNet-56, batch {BATCH}, {SIZE}x{SIZE}, SGD with momentum, {steps} steps. Joint training: gates close in a "
-        f"fixed random order, evenly over the first {CLOSING} steps, until {RHO:.0%} of the FLOPs are left "
-        f"({float(joint.gated.ratio().detach()):.1%} at the end), with `budget_loss(flops={RHO})` and "
-        f"`tgfx.compact_(gated, optimizer)` every {EVERY} steps; {len(joint.compactions)} compactions, "
-        f"{statistics.median(joint.compactions):.2f} s each in the median where channels went, count into its time. "
-        f"Ungated: the same steps of the plain model. Processor seconds on one thread, the two taking turns every "
-        f"{EVERY} steps.",
-        ("part", "ungated, s a step", "joint, s a step", "time ratio"),
-        rows,
-        f"Time ratio {ratio:.3f} over the whole run (target at most {TARGET}: {met(ratio <= TARGET)}), "
-        f"{_ratio(parts[list(parts)[1]]):.3f} once the gates have settled.",
+        f"ResNet-56, {_START[trained is not None]}, {BATCH} a step, SGD with momentum, {steps} steps. Joint training "
+        f"by the default rule and schedule, `gated.budget_loss(flops={RHO}, steps={steps})`, with "
+        f"`tgfx.compact_(gated, optimizer)` every {EVERY} steps, which counts into its time "
+        f"({statistics.median(runs[1].compactions):.2f} s in the median where channels went); once with sizes as they "
+        f"come and once with `round_to={ROUND_TO}`. At the end {runs[1].ratio():.1%} and {runs[2].ratio():.1%} of the "
+        f"FLOPs are left. Ungated: the same steps of the plain model. Processor seconds on one thread, taking turns "
+        f"every {EVERY} steps.",
+        ("part", "ungated, s a step", "joint, s a step", "time ratio", f"round_to={ROUND_TO}, s a step", "time ratio"),
+        [(name, *_row(own)) for name, own in parts.items()],
+        f"Time ratio {rounded:.3f} over the whole run with `round_to={ROUND_TO}` (target at most {TARGET}: "
+        f"{met(rounded <= TARGET)}), {any_size:.3f} with sizes as they come ({met(any_size <= TARGET)}).",
     )
 
 
-def _ratio(blocks: list[tuple[float, float]]) -> float:
-    return sum(joint for _, joint in blocks) / sum(plain for plain, _ in blocks)
+_START = ("random weights and coloured gratings in ten classes", "trained weights and the images of CIFAR-10")
 
 
-def _row(blocks: list[tuple[float, float]]) -> tuple[str, str, str]:
+def _random() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet56()
+
+
+def _batches(images: data.Images) -> Iterator[Batch]:
+    loader = data.Batches(images, BATCH, augment=True)
+    while True:
+        for pixels, labels in loader:
+            yield pixels.contiguous(), labels  # as most training loops hand them over
+
+
+def _ratios(blocks: list[list[float]]) -> list[float]:
+    totals = [sum(times) for times in zip(*blocks, strict=True)]
+    return [total / totals[0] for total in totals]
+
+
+def _row(blocks: list[list[float]]) -> list[str]:
     count = len(blocks) * EVERY
-    plain, joint = (sum(part) / count for part in zip(*blocks, strict=True))
-    return f"{plain:.2f}", f"{joint:.2f}", f"{_ratio(blocks):.3f}"
+    plain, *joint = (sum(times) / count for times in zip(*blocks, strict=True))
+    return [f"{plain:.2f}", *(text for time in joint for text in (f"{time:.2f}", f"{time / plain:.3f}"))]
 
 
 class _Plain:
     """Training without gates."""
 
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model: nn.Module = self.build().train()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
-        self.labels = torch.randint(10, (BATCH,), generator=generator)
+    compactions: tuple[float, ...] | list[float] = ()
 
-    def build(self) -> nn.Module:
-        return resnet56()
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.train()
+        self.optimizer = torch.optim.SGD(self.groups(), lr=RATE, momentum=0.9)
 
-    def timed_step(self, number: int) -> float:
-        return cpu_seconds(self.step)
+    def ratio(self) -> float:
+        return 1.0
 
-    def step(self) -> None:
+    def groups(self) -> list[dict[str, object]]:
+        return [{"params": list(self.model.parameters())}]
+
+    def timed(self, batches: list[Batch]) -> float:
+        return sum(cpu_seconds(lambda batch=batch: self.step(batch)) for batch in batches)
+
+    def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
-        self.loss().backward()
+        self.loss(*batch).backward()
         self.optimizer.step()
 
-    def loss(self) -> torch.Tensor:
-        return F.cross_entropy(self.model(self.images), self.labels)
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(images), labels)
 
 
 class _Joint(_Plain):
-    """Training with gates that close by a schedule, and compaction."""
+    """Training with gates by the default rule, and compaction."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.order = np.random.default_rng(0).permutation(self.gated.facts.coupling.slots)
-        self.closed = 0
+    def __init__(self, model: nn.Module, steps: int, round_to: int | None = None) -> None:
+        self.steps, self.round_to = steps, round_to
         self.compactions: list[float] = []
+        super().__init__(tgfx.transform(model, torch.randn(1, 3, 32, 32)))
 
-    def build(self) -> nn.Module:
-        return tgfx.transform(resnet56(), torch.randn(1, 3, SIZE, SIZE))
+    def groups(self) -> list[dict[str, object]]:
+        return tgfx.param_groups(self.gated, lr=RATE)
 
     @property
     def gated(self) -> tgfx.GatedModule:
         assert isinstance(self.model, tgfx.GatedModule)
         return self.model
 
-    def loss(self) -> torch.Tensor:
-        return super().loss() + self.gated.budget_loss(flops=RHO)
+    def ratio(self) -> float:
+        return float(self.gated.ratio().detach())
 
-    def timed_step(self, number: int) -> float:
-        self._close(1 - (1 - RHO) * min((number + 1) / CLOSING, 1.0))  # what training would do: not timed
-        seconds = cpu_seconds(self.step)
-        if (number + 1) % EVERY == 0:
-            seconds += self._compact()
-        return seconds
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        return super().loss(images, labels) + self.gated.budget_loss(
+            flops=RHO, steps=self.steps, round_to=self.round_to
+        )
+
+    def timed(self, batches: list[Batch]) -> float:
+        return super().timed(batches) + self._compact()
 
     def _compact(self) -> float:
         reports: list[tgfx.CompactionReport] = []
@@ -124,13 +160,3 @@ class _Joint(_Plain):
         if reports[0]:
             self.compactions.append(seconds)
         return seconds
-
-    def _close(self, ratio: float) -> None:
-        """Go on along the order until this share of the FLOPs is left."""
-        while float(self.gated.ratio().detach()) > ratio:
-            self.closed += 8
-            going = self.order[: self.closed]
-            for name, gate in self.gated.gates.items():
-                mask = torch.from_numpy(~np.isin(self.gated.gate_slots(name), going))
-                if mask.any():  # a group keeps a channel
-                    gate.set_open_(mask)

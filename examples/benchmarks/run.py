@@ -3,6 +3,7 @@
 make bench
 python -m examples.benchmarks.run growth              only this one, nothing is written
 python -m examples.benchmarks.run growth --update     only this one, its section is written anew
+python -m examples.benchmarks.run compaction --data CIFAR --weights resnet56.th       with a trained model
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from examples.benchmarks.budget_error import budget_error
-from examples.benchmarks.compaction import compaction
+from examples.benchmarks.compaction import Trained, compaction
 from examples.benchmarks.growth import growth
 from examples.benchmarks.latency import latency
 from examples.benchmarks.rules import rules
@@ -52,14 +54,21 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"some of: {', '.join(BENCHMARKS)}")
     parser.add_argument("--update", action="store_true", help="write the sections of these benchmarks anew")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another page than RESULTS.md")
+    parser.add_argument("--data", type=Path, help="for compaction: folder with CIFAR-10 (see examples/resnet56)")
+    parser.add_argument("--weights", type=Path, help="for compaction: those of a ResNet-56 trained on CIFAR-10")
     options = parser.parse_args()
+    if (options.data is None) != (options.weights is None):
+        parser.error("--data and --weights go together: the weights were trained on these images")
+    benchmarks = dict(BENCHMARKS)
+    if options.data is not None:
+        benchmarks["compaction"] = partial(compaction, Trained(options.data, options.weights))
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    for name in options.names or BENCHMARKS:
+    for name in options.names or benchmarks:
         print(f"{name} ...", flush=True)
         where = _where()
-        table = BENCHMARKS[name]()
+        table = benchmarks[name]()
         print(table.conclusion, flush=True)
         if options.update or not options.names:
             update(options.output, name, f"{table.markdown()}\n{where}\n")

@@ -27,7 +27,9 @@ def ask_descent(gated: GatedModule, budget: Budget) -> None:
     running.asked(budget)
 
 
-def ask_controller(gated: GatedModule, budget: Budget, steps: int | None, batch_size: int | None) -> Any:
+def ask_controller(
+    gated: GatedModule, budget: Budget, steps: int | None, batch_size: int | None, round_to: int | None = None
+) -> Any:
     """The controller for this budget.
 
     Made at the first call, for other kinds of cost, and for another budget once its steps are over. Until then a share
@@ -37,7 +39,7 @@ def ask_controller(gated: GatedModule, budget: Budget, steps: int | None, batch_
     running = _running(gated)
     if not isinstance(running, StepWatcher) or set(running.budget) != set(budget) or _is_over(running, budget, steps):
         _refuse_two(running, "without a weight", budget)
-        running = gated.attach(gated._new_controller(budget, steps))
+        running = gated.attach(gated._new_controller(budget, steps, round_to))
     elif running.owner is not None and running.budget != budget:
         raise _owned(running, budget)
     elif steps is not None and steps != running.schedule.steps:
@@ -47,10 +49,28 @@ def ask_controller(gated: GatedModule, budget: Budget, steps: int | None, batch_
             found=f"steps={steps!r}, after {running.taken} steps",
             fix="gated.controller.close() before this call begins anew",
         )
+    elif round_to is not None and round_to != running.round_to:
+        raise InputError(
+            "budget_loss was called with another round_to before",
+            expected=f"round_to={running.round_to!r} in every call",
+            found=f"round_to={round_to!r}, after {running.taken} steps",
+            fix="gated.controller.close() before this call begins anew",
+        )
     if batch_size is not None:
         running.batch_size = batch_size
     running.asked(budget)
     return running
+
+
+def refuse_rounded_descent(round_to: int | None) -> None:
+    """The paper's rule moves each gate by its own gradient, wherever that leads."""
+    if round_to is not None:
+        raise InputError(
+            "only the default rule moves gates from multiple to multiple",
+            expected="round_to without a weight",
+            found=f"round_to={round_to!r} and a weight",
+            fix="leave it out here; tgfx.finish(gated, ..., round_to=...) rounds at the end",
+        )
 
 
 def check_weight(weight: Any) -> Any:

@@ -47,10 +47,13 @@ def attach_controller(
     schedule: Schedule | None = None,
     floor: float | None = None,
     batch_size: int | None = None,
+    round_to: int | None = None,
     state: dict[str, Any] | None = None,
 ) -> Controller:
     """A controller in charge of `gated`, going on from `state` if there is one."""
-    controller = controller_for(gated, budget, schedule or Schedule(steps), floor=floor, batch_size=batch_size)
+    controller = controller_for(
+        gated, budget, schedule or Schedule(steps), floor=floor, batch_size=batch_size, round_to=round_to
+    )
     controller.owner = "the GateCallback"
     if state is not None:
         controller.load_state_dict(state)

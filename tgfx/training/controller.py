@@ -29,6 +29,7 @@ from tgfx.budget import Budget
 from tgfx.choice_gate import ChoiceGate
 from tgfx.errors import GranularityError, InputError
 from tgfx.gated_check import check_gated, inside_compiled
+from tgfx.rounding import checked_multiple
 from tgfx.training.evidence import Evidence
 from tgfx.training.exchange import NEAR, exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
@@ -47,7 +48,7 @@ from tgfx.training.selection import (
     land,
     protected,
 )
-from tgfx.training.stops import choose_at, fast_stops
+from tgfx.training.stops import choose_at, stops_for
 from tgfx.training.two_states import TwoStates
 from tgfx.training.vectors import (
     drop_gate_gradients_,
@@ -89,11 +90,13 @@ class BudgetController(StepWatcher):
         floor: float = FLOOR,
         batch_size: int | None = None,
         weights_frozen: bool | None = None,
+        round_to: int | None = None,
     ) -> None:
         """`gated` may be compiled: torch.compile(gated). Given the model itself, compiled batches cannot be counted.
 
         `batch_size`: samples in an optimizer step (of this process), 32 where they are neither given nor counted.
         `weights_frozen`: nothing but gates is trained; by default, if no weight asks for a gradient.
+        `round_to`: groups open and close in steps, from one multiple of it to the next.
         """
         called, gated = gated, inside_compiled(gated)
         check_gated(gated, "has gates that a controller could move")
@@ -109,6 +112,7 @@ class BudgetController(StepWatcher):
         if not 0 <= floor <= 1:
             raise InputError("floor is a share of each group", expected="0 to 1", found=repr(floor))
         self.floor = floor
+        self.round_to = None if round_to is None else checked_multiple(round_to)
         self.check_budget(self.budget)
         check_sharding(gated)
         self.multiplier = 0.0
@@ -147,7 +151,7 @@ class BudgetController(StepWatcher):
         self.multiplier, self._pressure = state["multiplier"], dict(state["pressure"])
 
     def check_budget(self, budget: Budget) -> None:
-        check_feasible(self.gated, budget, self.floor)
+        check_feasible(self.gated, budget, self.floor, self.round_to)
 
     def land(self) -> None:
         """Meet the budget now, wherever the schedule is; gates stay there from then on."""
@@ -255,7 +259,7 @@ class BudgetController(StepWatcher):
         rise = self.evidence.rise(opened)
         start = all_open(gated, opened.device)
         marginals = {kind: prices.marginal(kind, opened) for kind in targets}
-        stops = fast_stops(gated, targets)
+        stops = stops_for(gated, targets, self.round_to)
         for _ in range(ROUNDS):
             price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
             scores = rise / price.clamp(min=1e-12)

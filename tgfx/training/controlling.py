@@ -31,7 +31,7 @@ def controlled(gated: GatedModule, settings: Settings, total: int) -> Iterator[C
         raise InputError(
             "the schedule is longer than the run", expected=f"at most {total} steps", found=str(schedule.steps)
         )
-    controller = controller_for(gated, settings.budget, schedule)
+    controller = controller_for(gated, settings.budget, schedule, round_to=settings.round_to)
     controller.owner = "tgfx.fit"
     gated.attach(controller)
     try:

@@ -10,15 +10,17 @@ from tgfx.errors import BudgetError
 from tgfx.gates import TrainableGate
 from tgfx.training.alternatives import affordable, choice_slots
 from tgfx.training.selection import Prices, cheapest, fewest
-from tgfx.training.stops import fast_stops
+from tgfx.training.stops import stops_for
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
 
 
-def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0) -> None:
+def check_feasible(
+    gated: GatedModule, budget: Mapping[str, float], floor: float = 0.0, round_to: int | None = None
+) -> None:
     """Refuse a budget that no assignment of the gates can meet."""
-    stops = fast_stops(gated, budget)
+    stops = stops_for(gated, budget, round_to)
     for kind, share in budget.items():
         least = cheapest(gated, kind, floor, stops)
         if share < least:
@@ -26,7 +28,8 @@ def check_feasible(gated: GatedModule, budget: Mapping[str, float], floor: float
                 f"budget {kind}={share:g} cannot be met: what has no gate, and the last channels, cost more",
                 expected=f"{kind} of at least {least:.4f}",
                 found=f"{share:g}",
-                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or {more_gates(gated)}",
+                fix=f"ask for {kind}={math.ceil(least * 1000) / 1000:g} or more, or {more_gates(gated)}"
+                + ("" if round_to in (None, 1) else ", or use a smaller round_to"),
             )
     if len(budget) > 1 and choice_slots(gated):
         prices = Prices(gated)  # each can be met, but the same alternatives must meet them all

@@ -21,7 +21,7 @@ from tgfx.training.alternatives import unaffordable
 from tgfx.training.exchange import exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.selection import Prices, all_open, change_alternatives_, close_worst, fewest, land, protected
-from tgfx.training.stops import choose_at, fast_stops, multiples
+from tgfx.training.stops import choose_at, stops_for
 from tgfx.training.vectors import gate_weights, set_gate_weights_
 from tgfx.training.weight_landing import check_weight_budget, shift_to_
 from tgfx.verify import eval_mode
@@ -81,7 +81,7 @@ def finish(
     scores = gate_weights(gated).double().cpu()
     opened = torch.from_numpy(gated.open_slots())
     check_feasible(gated, wanted)
-    stops = fast_stops(gated, wanted) if round_to is None else multiples(gated, checked_multiple(round_to))
+    stops = stops_for(gated, wanted, None if round_to is None else checked_multiple(round_to))
     saved = gate_weights(gated)
     try:
         change_alternatives_(gated, prices, fewest(gated, prices, 0.0, stops, scores), wanted)

@@ -79,6 +79,7 @@ def fit(
     recalibrate: int = 0,
     compact_every: int | None = None,
     patience: int = 1,
+    round_to: int | None = None,
     val: Validate | None = None,
     val_every: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -114,6 +115,8 @@ def fit(
     Smaller on the way. `compact_every=n`: every n steps `tgfx.compact_(gated, optimizer, patience=patience)` removes
     channels that were closed at the last 1 + patience of these moments, for good; `gated` and its parameters stay the
     same objects. The history has a row wherever something was removed, and a column "parameters" (gates not counted).
+    `round_to=8`: sizes of groups are multiples of 8, or whole, at every step. Kernels are fast there, and nothing is
+    left to be rounded at the end.
 
     Kept on the way. `val(gated) -> {"accuracy": ...}` runs in eval mode every `val_every` steps (default: every
     epoch) and at the end. `checkpoint`: a file, written every `checkpoint_every` steps and at the end, with the one
@@ -132,7 +135,7 @@ def fit(
     settings = Settings(
         None if budget is None else Budget.of(budget),
         epochs, steps, train, rule, weight, recalibrate, accumulate, amp, clip, val_every, checkpoint_every, log_every,
-        seed, compact_every, patience, schedule,
+        seed, compact_every, patience, schedule, round_to,
     )  # fmt: skip
     refuse_many_processes("tgfx.fit")
     if compact_every is not None:

@@ -20,8 +20,8 @@ class Schedule:
 
     steps: int
     watch: float = 0.02
-    close: float = 0.5
-    hold: float = 0.6
+    close: float = 0.4  # early: the weights then have half of the steps to make up for what went
+    hold: float = 0.5
 
     @staticmethod
     def for_gates(steps: int) -> Schedule:

@@ -38,9 +38,10 @@ class Settings:
     compact_every: int | None = None
     patience: int = 1
     schedule: Schedule | None = None
+    round_to: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "val_every", "log_every", "compact_every"):
+        for name in ("epochs", "steps", "val_every", "log_every", "compact_every", "round_to"):
             _whole(name, getattr(self, name), least=1, optional=True)
         for name, least in (("accumulate", 1), ("checkpoint_every", 1), ("recalibrate", 0), ("patience", 0)):
             _whole(name, getattr(self, name), least=least)
@@ -78,6 +79,14 @@ class Settings:
                 fix='leave it out, or pass rule="paper"',
             )
 
+        if self.round_to is not None and (self.rule == "paper" or self.budget is None):
+            raise InputError(
+                "only the default rule moves gates from multiple to multiple",
+                expected='rule="default", a budget, and round_to',
+                found=f"rule={self.rule!r}, budget={self.budget!r}, round_to={self.round_to!r}",
+                fix="leave it out here; tgfx.finish(gated, ..., round_to=...) rounds at the end",
+            )
+
     def schedule_of(self, total: int) -> Schedule | None:
         """That of the default rule; there is none where nobody or the optimizer moves the gates."""
         if self.budget is None or self.rule == "paper":
@@ -108,6 +117,7 @@ class Settings:
             "accumulate": self.accumulate,
             "compact_every": self.compact_every,
             "patience": None if self.compact_every is None else self.patience,
+            "round_to": self.round_to,
             "schedule": None if (schedule := self.schedule_of(total)) is None else asdict(schedule),
         }
 

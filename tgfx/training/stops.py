@@ -38,6 +38,11 @@ class Chunk:
     slots: Tensor
 
 
+def stops_for(gated: GatedModule, kinds: Iterable[str], round_to: int | None) -> Stops | None:
+    """As asked for by `round_to`, or else by what was measured; None: every count is as good as the next."""
+    return fast_stops(gated, kinds) if round_to is None else multiples(gated, round_to)
+
+
 def multiples(gated: GatedModule, multiple: int) -> Stops:
     """Every count that makes multiples, and the whole group."""
     return {group.name: rounded_counts(gated, group, multiple) for group in _chunked(gated)}

@@ -28,6 +28,7 @@ class StepWatcher(OptimizerWatch):
 
     every: int  # steps between two choices of gates
     batch_size: int | None = None  # samples in an optimizer step, where they cannot be counted
+    round_to: int | None = None  # sizes of groups are multiples of it
 
     def __init__(self, gated: Any, budget: Mapping[str, float], schedule: Schedule) -> None:
         super().__init__(gated, budget)

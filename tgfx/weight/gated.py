@@ -20,6 +20,7 @@ from tgfx.ops.weight_gate import weighted_sum
 from tgfx.passes.couple import Group, Groups
 from tgfx.passes.weight_cost import WEIGHT_KINDS, WeightCost
 from tgfx.passes.weight_uses import WeightUses
+from tgfx.rounding import refuse_rounding
 from tgfx.training.weight_controller import WeightController
 from tgfx.training.weight_landing import check_weight_budget
 from tgfx.weight.gate import WeightGate
@@ -106,7 +107,8 @@ class WeightGatedModule(GatedModule):
     def _check_feasible(self, budget: Budget) -> None:
         check_weight_budget(self, budget)
 
-    def _new_controller(self, budget: Budget, steps: int | None) -> WeightController:
+    def _new_controller(self, budget: Budget, steps: int | None, round_to: int | None) -> WeightController:
+        refuse_rounding(round_to)
         return WeightController(self, budget, **({} if steps is None else {"steps": steps}))
 
     def _distance(self, budget: Budget) -> Tensor:
