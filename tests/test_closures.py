@@ -195,5 +195,6 @@ def test_an_optimizer_in_another(granularity: str) -> None:
         optimizer.step(made)
     assert gated.controller.taken == STEPS
     learned = [gated.controller.evidence] if granularity == "channel" else gated.controller.evidence.values()
-    assert all(own.seen > 10 for own in learned)
+    # until the gates are held, but for the first step, in which nobody has seen who holds them
+    assert all(own.seen >= STEPS // 2 - 1 for own in learned)
     assert 0.45 < gated.eval().ratio("params").item() <= 0.5

@@ -123,7 +123,7 @@ def test_a_choice_is_pulled_to_the_budget() -> None:
         parameter.requires_grad_(False).zero_()
     net.second = tgfx.Choice(alternatives)  # type: ignore[assignment]
     gated = tgfx.transform(net, torch.zeros(1, 1, 6, 6))
-    trainer(GateCallback({"flops": 0.2}, steps=100)).fit(Task(gated), loader())  # it stops long before the end
+    trainer(GateCallback({"flops": 0.1}, steps=100)).fit(Task(gated), loader())  # it stops long before the end
     dear, cheap = gated.gates["second"].weight.tolist()
     assert cheap > dear + 1e-3
 
@@ -264,3 +264,34 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tgfx.lightning")
     with pytest.raises(MissingPackageError, match=r"pip install tgfx\[lightning\]"):
         import tgfx.lightning  # noqa: F401
+
+
+class Toggled(lightning.LightningModule):
+    """Gates and weights take turns, each with an optimizer of its own; Lightning freezes the others meanwhile."""
+
+    def __init__(self, net: tgfx.GatedModule) -> None:
+        super().__init__()
+        self.net, self.automatic_optimization = net, False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        gates = [gate.weight for gate in self.net.gates.values()]
+        own = {id(gate) for gate in gates}
+        weights = [p for p in self.net.parameters() if id(p) not in own]
+        return [torch.optim.SGD(weights, lr=0.05), torch.optim.SGD(gates, lr=0.05)]
+
+
+def test_only_steps_of_the_gates_count_where_optimizers_take_turns() -> None:
+    gated, callback = gated_net(), GateCallback({"flops": 0.5}, steps=40)
+    trainer(callback, max_epochs=5).fit(Toggled(gated), loader())  # 30 batches, two steps each
+    assert callback.controller is not None
+    assert callback.controller.taken in (30, 31)  # the first step is seen before anybody knows who holds the gates
+    promises.budget_is_used_up(gated, "flops", 0.5)

@@ -60,9 +60,9 @@ def compaction(trained: Trained | None = None, steps: int = STEPS) -> Table:
     _, any_size, rounded = _ratios(blocks)
     return Table(
         "Compaction",
-        f"ResNet-56, {_START[trained is not None]}, {BATCH} a step, SGD with momentum, {steps} steps. Joint training "
-        f"by the default rule and schedule, `gated.budget_loss(flops={RHO}, steps={steps})`, with "
-        f"`tgfx.compact_(gated, optimizer)` every {EVERY} steps, which counts into its time "
+        f"ResNet-56, {_START[trained is not None]}, {BATCH} a step, channels last, SGD with momentum, {steps} "
+        f"steps. Joint training by the default rule and schedule, `gated.budget_loss(flops={RHO}, steps={steps})`, "
+        f"with `tgfx.compact_(gated, optimizer)` every {EVERY} steps, which counts into its time "
         f"({statistics.median(runs[1].compactions):.2f} s in the median where channels went); once with sizes as they "
         f"come and once with `round_to={ROUND_TO}`. At the end {runs[1].ratio():.1%} and {runs[2].ratio():.1%} of the "
         f"FLOPs are left. Ungated: the same steps of the plain model. Processor seconds on one thread, taking turns "
@@ -85,8 +85,7 @@ def _random() -> nn.Module:
 def _batches(images: data.Images) -> Iterator[Batch]:
     loader = data.Batches(images, BATCH, augment=True)
     while True:
-        for pixels, labels in loader:
-            yield pixels.contiguous(), labels  # as most training loops hand them over
+        yield from loader
 
 
 def _ratios(blocks: list[list[float]]) -> list[float]:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tgfx.budget import Budget
 from tgfx.errors import BudgetError
 from tgfx.training.closures import Arguments
-from tgfx.training.optimizers import not_held, trained_gates
+from tgfx.training.optimizers import all_gates, not_held, trained_gates
 
 
 class OptimizerWatch(ABC):
@@ -26,6 +26,7 @@ class OptimizerWatch(ABC):
         self._gated = weakref.ref(gated)
         self._hooks: list[Any] = []
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # that stepped and do not hold the gates
+        self._gates_held = False  # by an optimizer that has stepped
         self._weights_only = 0
         self._asked = 0
         self._wanted: set[Budget] = set()  # since the last step of ours
@@ -89,10 +90,7 @@ class OptimizerWatch(ABC):
 
     def holds_gates(self, optimizer: Optimizer) -> bool:
         """Whether a step of this optimizer is a step of ours; others are counted, as a sign of a mistake."""
-        trained = (p for p in self.gated.parameters() if p.requires_grad)
-        sign = next(iter(trained_gates(self.gated)), None)
-        sign = next(trained, None) if sign is None else sign  # where all gates are held, whoever trains the weights
-        held = any(p is sign for group in optimizer.param_groups for p in group["params"])
+        held = self._is_ours(optimizer)
         if held:
             self._weights_only = self._asked = 0
             if self._wanted:
@@ -101,6 +99,19 @@ class OptimizerWatch(ABC):
             self._weights_only += 1
             self._strangers.add(optimizer)
         return held
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        """It holds the gates, be they trained just now or not: optimizers that take turns freeze what others hold.
+
+        Where nobody holds gates since all stay as they are, it is whoever trains the weights.
+        """
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        moving = trained_gates(self.gated)
+        if any(id(gate) in own for gate in (moving or all_gates(self.gated))):
+            self._gates_held = True
+            return True
+        trained = next((p for p in self.gated.parameters() if p.requires_grad), None)
+        return not moving and not self._gates_held and id(trained) in own
 
     @abstractmethod
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> Arguments | None:

@@ -100,6 +100,10 @@ def trained_gates(gated: GatedModule) -> list[Tensor]:
     return [gate.weight for gate in gated.gates.values() if gate.weight.requires_grad]
 
 
+def all_gates(gated: GatedModule) -> list[Tensor]:
+    return [gate.weight for gate in gated.gates.values()]
+
+
 def not_held(gated: nn.Module, missing: Iterable[str]) -> OptimizerError:
     missing = list(missing)
     gates = [name for name in missing if name.startswith(BANK)]
