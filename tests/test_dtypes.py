@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import tgfx
 from tests.support import promises
+from tests.support.chains import densities, examples, seeds
 from tests.support.random_models import Case, build, cases, randomised
-from tests.test_guarantees import densities, examples, seeds
 from tgfx.ops import masked
 from tgfx.training.gradient_mark import TINY
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tests.support.torchvision_ops  # noqa: F401  before torchvision
 import tgfx
 from tests.support import promises
+from tests.support.chains import examples
 from tests.support.random_models import Case, build, cases
-from tests.test_guarantees import examples
 from tgfx.errors import InputError
 from tgfx.passes.segments import find_segments
 
