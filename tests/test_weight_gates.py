@@ -1,9 +1,8 @@
-"""granularity="weight": identity, exact gradients, exact price, exact shrink; copies, budgets and refusals."""
+"""granularity="weight": identity, exact gradients, exact price, exact shrink."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -16,96 +15,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tgfx
 from tests.support.random_models import Case, build, cases
-from tgfx.errors import BudgetError, GranularityError, InputError, NothingToGateError, StrictError
+from tests.support.weight_models import (
+    KINDS,
+    close_at_random,
+    each_model,
+    kept_entries,
+    made,
+    randomised,
+)
 from tgfx.gates import GateSettings
 from tgfx.ops import weight_gate
 from tgfx.ops.weight_gate import GatedWeight, OpenSum
-
-KINDS = ("flops", "flops_all", "params")
-
-
-class Convolutions(nn.Module):
-    """1-d, 2-d, 3-d, transposed, grouped, depthwise, padded by reflection, with norms in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.three = nn.Conv1d(4, 6, 3, groups=2), nn.Conv3d(2, 3, 2)
-        self.two = nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")
-        self.bn = nn.BatchNorm2d(8)
-        self.depth = nn.Conv2d(8, 8, 3, padding="same", groups=8, bias=False)
-        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2)
-        self.out = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.depth(torch.relu(self.bn(self.two(x))))
-        y = self.up(y)
-        line = self.one(y.flatten(2))
-        box = self.three(y.reshape(len(y), 2, 2, *y.shape[2:]))
-        return self.out(y.mean((2, 3))) + line.mean() + box.square().mean()
-
-
-class Tied(nn.Module):
-    """One weight in two layers, an embedding that is also the output layer, a weight used as a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.matrix = nn.Parameter(torch.randn(8, 8))
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.second(torch.relu(self.first(self.embedding(x))))
-        return self.head(y + F.linear(y, self.matrix) + torch.matmul(y, self.matrix))
-
-
-class Attention(nn.Module):
-    """in_proj_weight is used in three parts, of different length each: keys are pooled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        short = x[:, ::2]
-        return self.out(self.norm(x + self.attention(x, short, short, need_weights=False)[0]))
-
-
-MODELS = {
-    "convolutions": (Convolutions, lambda: torch.randn(2, 3, 6, 6, dtype=torch.float64)),
-    "tied": (Tied, lambda: torch.randint(0, 11, (2, 5))),
-    "attention": (Attention, lambda: torch.randn(2, 6, 8, dtype=torch.float64)),
-}
-each_model = pytest.mark.parametrize("name", MODELS)
-
-
-def made(name: str, **options) -> tuple[nn.Module, tgfx.GatedModule, Tensor]:
-    torch.manual_seed(0)
-    kind, example = MODELS[name]
-    model, x = kind().double().eval(), example()
-    return model, tgfx.transform(model, x, granularity="weight", **options), x
-
-
-def close_at_random(gated: tgfx.GatedModule, density: float, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for gate in gated.gates.values():
-        gate.set_open_(torch.rand(gate.weight.shape, generator=generator) < density)
-
-
-def kept_entries(model: nn.Module) -> int:
-    return sum(int((p != 0).sum()) for p in model.parameters())
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """No parameter entry is zero by itself."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.where(parameter == 0, 0.1, 0.0))
-    return model
-
 
 # -- the gate function ---------------------------------------------------------------------------------------
 
@@ -381,186 +301,3 @@ def test_known_models(make) -> None:
     assert float(gated.cost("params")) == kept_entries(sparse)
     model.load_state_dict(sparse.state_dict())  # the original class takes the weights
     torch.testing.assert_close(output(model), output(sparse), rtol=1e-5, atol=1e-5)
-
-
-# -- G5, G7, training -----------------------------------------------------------------------------------------
-
-
-def test_the_input_is_untouched() -> None:
-    model, _, x = made("convolutions")
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    state = torch.get_rng_state()
-    gated = tgfx.transform(model, x, granularity="weight", gate=tgfx.GateSpec(init="random"))
-    close_at_random(gated, 0.5)
-    latents = {n: g.weight.clone() for n, g in gated.gates.items()}
-    sparse = tgfx.shrink(gated)
-    with torch.no_grad():
-        for parameter in sparse.parameters():
-            parameter.add_(1)
-    assert all(torch.equal(g.weight, latents[n]) for n, g in gated.gates.items())
-    with torch.no_grad():
-        for parameter in gated.parameters():
-            parameter.add_(1)
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    assert torch.equal(state, torch.get_rng_state())
-
-
-@each_model
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies(name: str, clone) -> None:
-    _, gated, x = made(name)
-    close_at_random(gated, 0.5)
-    (gated.train()(x).sum() + gated.budget_loss(params=0.5)).backward()  # a copy may be taken in the middle of training
-    twin = clone(gated)
-    assert isinstance(twin, tgfx.GatedModule) and type(twin).__mro__[1] is type(gated).__mro__[1]
-    with torch.no_grad():
-        assert torch.equal(twin.eval()(x), gated.eval()(x))
-    assert list(twin.state_dict()) == list(gated.state_dict())
-    assert float(twin.cost("flops")) == float(gated.cost("flops"))
-    assert str(twin.report()) == str(gated.report())
-    sparse = clone(tgfx.shrink(twin))
-    with torch.no_grad():
-        torch.testing.assert_close(sparse(x), gated(x), rtol=1e-13, atol=1e-14)
-        next(iter(twin.gates.values())).weight.fill_(-1)
-        assert not torch.equal(twin(x), gated(x))
-    other = made(name)[1].eval()
-    other.load_state_dict(gated.state_dict())
-    with torch.no_grad():
-        assert torch.equal(other(x), gated(x))
-
-
-@pytest.mark.parametrize("kind", ["params", "flops"])
-def test_a_budget_is_met(kind: str) -> None:
-    _, gated, x = made("convolutions", gate=tgfx.GateSpec(init="magnitude"))
-    gated.train()
-    optimizer = torch.optim.Adam([gate.weight for gate in gated.gates.values()], lr=0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        (0.01 * gated(x).square().mean() + gated.budget_loss(steps=150, **{kind: 0.4})).backward()
-        optimizer.step()
-    assert abs(float(gated.eval().ratio(kind)) - 0.4) < 0.01
-
-
-def test_budget_and_loss_may_be_differentiated_apart() -> None:
-    _, gated, x = made("convolutions", gate=tgfx.GateSpec(shape="tanh"))
-    close_at_random(gated.train(), 0.5)
-    latents = [gate.weight for gate in gated.gates.values()]
-    together = torch.autograd.grad(
-        gated(x).square().sum() + gated.budget_loss(params=0.3, flops=0.2, weight=1.0), latents
-    )
-    loss = gated(x).square().sum()
-    budget = gated.budget_loss(params=0.3, flops=0.2, weight=1.0)
-    loss.backward()
-    budget.backward()
-    for found, wanted in zip(latents, together, strict=True):
-        torch.testing.assert_close(found.grad, wanted, rtol=1e-10, atol=1e-12)
-    alone = made("convolutions", gate=tgfx.GateSpec(shape="tanh"))[1].train()
-    alone.load_state_dict(gated.state_dict())
-    without_forward = alone.budget_loss(params=0.3, flops=0.2, weight=1.0)
-    assert float(without_forward.detach()) == float(gated.budget_loss(params=0.3, flops=0.2, weight=1.0).detach())
-
-
-def test_magnitudes_order_the_gates() -> None:
-    model, gated, x = made("convolutions", gate=tgfx.GateSpec(init="magnitude", init_value=2.0))
-    for n, p in model.named_parameters():
-        if n in gated.gates:
-            latent = gated.gates[n].weight
-            assert torch.equal(latent.reshape(-1).argsort(stable=True), p.abs().reshape(-1).argsort(stable=True))
-            assert bool((latent > 0).all()) and latent.mean().item() == pytest.approx(2.0, rel=1e-2)
-    with torch.no_grad():
-        torch.testing.assert_close(gated.eval()(x), model(x), rtol=1e-12, atol=1e-12)
-    with pytest.raises(InputError, match="magnitude"):
-        tgfx.transform(model, x, gate=tgfx.GateSpec(init="magnitude"))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_other_precisions(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    model, x = (
-        nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype).eval(),
-        torch.randn(2, 8, dtype=dtype),
-    )
-    gated = tgfx.transform(model, x, granularity="weight")
-    assert all(gate.weight.dtype == torch.float32 for gate in gated.gates.values())
-    with torch.no_grad():
-        assert torch.equal(gated.eval()(x), model(x))
-    (gated.train()(x).float().square().mean() + gated.budget_loss(params=0.5, weight=1.0)).backward()
-    assert all(bool(p.grad.any()) for p in gated.parameters())
-    close_at_random(gated.eval(), 0.5)
-    with torch.no_grad():
-        assert torch.equal(tgfx.shrink(gated)(x), gated(x))
-
-
-# -- choices and refusals --------------------------------------------------------------------------------------
-
-
-def test_ignore_and_explain() -> None:
-    _, gated, _ = made("convolutions", ignore=["two", nn.Linear])
-    assert set(gated.gates) == {"one.weight", "three.weight", "depth.weight", "up.weight"}
-    assert "ignored" in gated.explain("two") and "one gate per entry" in gated.explain("one.weight")
-    assert gated.groups["out.weight"].frozen is not None
-    with pytest.raises(InputError, match="nothing to explain"):
-        gated.explain("nowhere")
-    _, tied, _ = made("tied", ignore="second")  # a tied weight is ignored under any of its names
-    assert set(tied.gates) == {"embedding.weight", "matrix"}
-    assert "head.weight" in tied.explain("embedding")
-
-
-def test_refusals() -> None:
-    model, gated, x = made("convolutions")
-    with pytest.raises(GranularityError, match="round_to"):
-        tgfx.shrink(gated, round_to=8)
-    with pytest.raises(GranularityError, match="save_sparse"):
-        tgfx.save_plan(gated, "nowhere")
-    for call in (lambda: gated.cost("channels"), lambda: gated.budget_loss(channels=0.5), lambda: gated.total("x")):
-        with pytest.raises(BudgetError, match="flops, flops_all, params"):
-            call()
-    for mixed in (["channel", "weight"], "weight+channel"):
-        with pytest.raises(GranularityError, match=r"mixed|unknown"):
-            tgfx.transform(model, x, granularity=mixed)
-    with pytest.raises(NothingToGateError):
-        tgfx.transform(nn.Sequential(nn.BatchNorm1d(4)), torch.randn(2, 4), granularity="weight")
-
-
-class Boxed(nn.Module):
-    """An LSTM is called as it is; its matrices keep their entries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x)[0])
-
-
-def test_closed_boxes_are_kept_with_a_reason() -> None:
-    model, x = Boxed().eval(), torch.randn(2, 4, 6)
-    gated = tgfx.transform(model, x, granularity="weight").eval()
-    assert set(gated.gates) == {"out.weight"}
-    close_at_random(gated, 0.5)
-    with torch.no_grad():
-        assert torch.equal(tgfx.shrink(gated)(x), gated(x))
-    assert gated.groups["lstm.weight_ih_l0"].frozen is not None
-
-
-class Resized(nn.Module):
-    """The size of the output is an argument of the call: such a call is left as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.down(x), output_size=[8, 8])
-
-
-def test_calls_with_more_than_an_input_are_kept() -> None:
-    model, x = Resized().eval(), torch.randn(2, 3, 8, 8)
-    gated = tgfx.transform(model, x, granularity="weight").eval()
-    assert set(gated.gates) == {"down.weight"}
-    assert "ConvTranspose2d, which is called as it is" in gated.explain("up.weight")
-    close_at_random(gated, 0.5)
-    with torch.no_grad():
-        assert torch.equal(tgfx.shrink(gated)(x), gated(x))
-    with pytest.raises(StrictError, match="ConvTranspose2d"):
-        tgfx.transform(model, x, granularity="weight", strict=True)
