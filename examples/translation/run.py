@@ -1,7 +1,7 @@
 """Heads of a Transformer that translates English into German (the paper's Table 4).
 
 python -m examples.translation.run --data MULTI30K --out FOLDER             all steps, each begun or gone on with
-python -m examples.translation.run --data MULTI30K --out FOLDER --step base
+python -m examples.translation.run --data MULTI30K --out FOLDER --step whole
 python -m examples.translation.run --quick
 """
 
@@ -36,8 +36,8 @@ class Experiment:
 
     @property
     def steps(self) -> list[str]:
-        """base: all heads. further: base trained on, with all heads. heads-x: base trained on, down to x of them."""
-        return ["base", "further", *(f"heads-{share:g}" for share in self.recipe.keep), "speed"]
+        """whole: all heads. heads-x: gates close down to x of them while the model learns."""
+        return ["whole", *(f"heads-{share:g}" for share in self.recipe.keep), "speed"]
 
     def run(self, step: str) -> Report:
         result = self.out / step / "result.json"
@@ -55,15 +55,9 @@ class Experiment:
         return report
 
     def _trained(self, step: str) -> Report:
-        recipe = self.recipe
-        torch.manual_seed(self.seed)
-        first = step == "base"
         model, report = train(
-            Translator(recipe.sizes(self.task.pieces)) if first else self._model("base"),
             self.task,
-            recipe,
-            steps=recipe.base_steps if first else recipe.further_steps,
-            rate=recipe.base_rate if first else recipe.further_rate,
+            self.recipe,
             keep=float(step.removeprefix("heads-")) if step.startswith("heads-") else None,
             folder=self.out / step,
             seed=self.seed,
@@ -73,8 +67,8 @@ class Experiment:
         return report | self.task.score(model)
 
     def _speed(self) -> Report:
-        """Against `base`: the same number of sentences and of pieces for every model."""
-        models = {step: self._model(step) for step in self.steps if step not in ("further", "speed")}
+        """Against `whole`: the same number of sentences and of pieces for every model."""
+        models = {step: self._model(step) for step in self.steps if step != "speed"}
         order = sorted(range(len(self.task.held_out)), key=lambda i: len(self.task.held_out.source[i]))
         middle = order[len(order) // 2 :][:64]  # of usual length
         source = padded([[*self.task.held_out.source[i], END] for i in middle])
@@ -98,12 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Report]:
     if options.data is None:
         parser.error("--data is missing: a folder with Multi30k, see README.md; --quick needs none")
     options.out.mkdir(parents=True, exist_ok=True)
-    recipe = replace(FULL, **{name: value for name in LENGTHS if (value := getattr(options, name)) is not None})
+    recipe = replace(FULL, steps=options.steps)
     task = Multi30k(options.data, options.out, recipe.pieces)
     return _run(Experiment(task, recipe, options.out, options.seed, options.quiet), options.step)
-
-
-LENGTHS = ("base_steps", "further_steps")
 
 
 def _run(experiment: Experiment, only: str | None) -> dict[str, Report]:
@@ -116,9 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with Multi30k (see README.md)")
     parser.add_argument("--out", type=Path, default=Path("runs/translation"))
-    parser.add_argument("--step", help="base, further, heads-0.83, heads-0.39 or speed; default: all, in this order")
-    parser.add_argument("--base-steps", type=int)
-    parser.add_argument("--further-steps", type=int)
+    parser.add_argument("--step", help="whole, heads-0.83, heads-0.39 or speed; default: all, in this order")
+    parser.add_argument("--steps", type=int, default=FULL.steps, help="of each training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a small model and a made-up language, under a minute")

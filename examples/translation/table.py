@@ -11,11 +11,10 @@ SCORE = "bleu_test_2016_flickr"
 
 
 def rows(results: dict[str, dict[str, Any]]) -> list[str]:
-    """One row a model; Δ against `base`, and against `further`, which had as many steps as the cut models."""
+    """One row a model; Δ against `whole`."""
     lines = [
-        "| | En/De/En-De | heads | BLEU test | BLEU val | Δ test, val to base | Δ test, val to further "
-        "| params | FLOPs | decoding | forward | s |",
-        "|---" * 12 + "|",
+        "| | En/De/En-De | heads | BLEU test | BLEU val | Δ test, val | params | FLOPs | decoding | forward | s |",
+        "|---" * 11 + "|",
     ]
     rates = results.get("speed", {}).get("pieces_per_second", {})
     for step, own in results.items():
@@ -27,7 +26,7 @@ def rows(results: dict[str, dict[str, Any]]) -> list[str]:
             f"{own['heads']:.4f}",
             f"{own[SCORE]:.2f}",
             f"{own['bleu_val']:.2f}",
-            *(_difference(own, results.get(other)) if other != step else "" for other in ("base", "further")),
+            "" if step == "whole" else _difference(own, results.get("whole")),
             f"{own['params']:.3f}",
             f"{own['flops']:.3f}",
             *(_ratio(rates.get(step), use) for use in ("decoding", "forward")),
@@ -48,7 +47,7 @@ def _ratio(rates: dict[str, Any] | None, use: str) -> str:
 
 
 def main(folder: Path) -> None:
-    order = {"base": 0, "further": 1, "speed": 9}
+    order = {"whole": 0, "speed": 9}
     steps = sorted(folder.glob("*/result.json"), key=lambda file: (order.get(file.parent.name, 2), file.parent.name))
     print("\n".join(rows({file.parent.name: json.loads(file.read_text()) for file in steps})))
 

@@ -1,8 +1,7 @@
-"""One training from given weights: with all heads, or towards a share of them."""
+"""One training from random weights: with all heads, or towards a share of them."""
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,7 @@ from examples.translation.tasks import Task
 
 
 def train(
-    model: Translator,
-    task: Task,
-    recipe: Recipe,
-    *,
-    steps: int,
-    rate: float,
-    keep: float | None,
-    folder: Path,
-    seed: int,
-    quiet: bool,
+    task: Task, recipe: Recipe, *, keep: float | None, folder: Path, seed: int, quiet: bool
 ) -> tuple[Translator, dict[str, Any]]:
     """The trained model, cut if `keep` says so, and what is to be said about it.
 
@@ -39,19 +29,21 @@ def train(
     are trained by the same code.
     """
     torch.manual_seed(seed)
+    model = Translator(recipe.sizes(task.pieces))
     loader = Batches(task.train, recipe.batch, seed=seed)
     example, _ = next(iter(loader))
     loader.generator.manual_seed(seed)  # that was a look only
-    gated = tgfx.transform(copy.deepcopy(model), example, granularity="head")
-    optimizer = torch.optim.Adam(tgfx.param_groups(gated, lr=rate), betas=(0.9, 0.98))
+    gated = tgfx.transform(model, example, granularity="head")
+    optimizer = torch.optim.Adam(tgfx.param_groups(gated, lr=recipe.rate), betas=(0.9, 0.98))
     result = tgfx.fit(
         gated,
         loader,
         loss,
         budget=None if keep is None else {"heads": keep},
-        steps=steps,
+        steps=recipe.steps,
+        schedule=tgfx.Schedule(recipe.steps, watch=recipe.close / 4, close=recipe.close, hold=recipe.close + 0.1),
         optimizer=optimizer,
-        scheduler=lambda own: warmed_up(own, recipe.warm_up, steps),
+        scheduler=lambda own: warmed_up(own, recipe.warm_up, recipe.steps),
         clip=1.0,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=100,
