@@ -54,3 +54,15 @@ def test_vgg16_has_the_fully_connected_layers_of_the_published_net() -> None:
     gated = tgfx.transform(small, torch.randn(2, 3, 32, 32), granularity="weight")
     assert gated(torch.randn(2, 3, 32, 32)).shape == (2, 10)
     assert sum(name.startswith("classifier") for name in gated.gates) == 3
+
+
+def test_vgg16_goes_on_from_tuned_convolutions(tmp_path: Path) -> None:
+    widths = (4, "pool", 6, "pool", 8, "pool", 8, "pool", 8, "pool")
+    tuned, fuller = VGG(widths), VGG(widths, fully=(12, 10))
+    with pytest.raises(FileNotFoundError, match="--tuned"):
+        vgg16._from_tuned_(fuller, tmp_path)
+    (tmp_path / "tune").mkdir()
+    torch.save(tuned.state_dict(), tmp_path / "tune" / "model.pt")
+    vgg16._from_tuned_(fuller, tmp_path)
+    for name, value in tuned.features.state_dict().items():
+        assert torch.equal(fuller.features.state_dict()[name], value), name
