@@ -55,10 +55,12 @@ class Experiment:
         return report
 
     def _trained(self, step: str) -> Report:
+        keep = float(step.removeprefix("heads-")) if step.startswith("heads-") else None
         model, report = train(
             self.task,
             self.recipe,
-            keep=float(step.removeprefix("heads-")) if step.startswith("heads-") else None,
+            keep=keep,
+            teacher=None if keep is None else self._model("whole"),
             folder=self.out / step,
             seed=self.seed,
             quiet=self.quiet,
@@ -76,7 +78,10 @@ class Experiment:
         return {"pieces_per_second": measure(models, source, target, self.recipe.speed_rounds)}
 
     def _model(self, step: str) -> Translator:
-        weights = torch.load(self.out / step / "model.pt", weights_only=True)
+        file = self.out / step / "model.pt"
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing: run --step {step} with the same --out first")
+        weights = torch.load(file, weights_only=True)
         model = Translator(self.recipe.sizes(self.task.pieces).of(weights))
         model.load_state_dict(weights)
         return model

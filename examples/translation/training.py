@@ -15,18 +15,26 @@ from torch.optim.lr_scheduler import LambdaLR
 import tgfx
 from examples.finished import check_finished
 from examples.translation.data import Batches
+from examples.translation.losses import smoothed, taught
 from examples.translation.model import PAD, Translator
 from examples.translation.recipe import Recipe
 from examples.translation.tasks import Task
 
 
 def train(
-    task: Task, recipe: Recipe, *, keep: float | None, folder: Path, seed: int, quiet: bool
+    task: Task,
+    recipe: Recipe,
+    *,
+    keep: float | None,
+    teacher: Translator | None,
+    folder: Path,
+    seed: int,
+    quiet: bool,
 ) -> tuple[Translator, dict[str, Any]]:
     """The trained model, cut if `keep` says so, and what is to be said about it.
 
     keep=None: gates are there and stay open, which computes what the model without them does, bit for bit. So both
-    are trained by the same code.
+    are trained by the same code. `teacher`: a trained model whose answers count besides the right ones.
     """
     torch.manual_seed(seed)
     model = Translator(recipe.sizes(task.pieces))
@@ -38,7 +46,8 @@ def train(
     result = tgfx.fit(
         gated,
         loader,
-        loss,
+        smoothed if teacher is None else None,
+        training_step=None if teacher is None else taught(teacher, recipe.taught),
         budget=None if keep is None else {"heads": keep},
         steps=recipe.steps,
         schedule=tgfx.Schedule(recipe.steps, watch=recipe.close / 4, close=recipe.close, hold=recipe.close + 0.1),
@@ -68,10 +77,6 @@ def train(
         "held_out_loss": held_out_loss(own, task, recipe.batch),
         "seconds": round(result.seconds),
     }
-
-
-def loss(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD, label_smoothing=0.1)
 
 
 def warmed_up(optimizer: Optimizer, warm_up: int, steps: int) -> LambdaLR:
