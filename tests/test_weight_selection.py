@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import tgfx
 from tgfx.errors import BudgetError
 from tgfx.ops import weight_gate
+from tgfx.training import weight_threshold
+from tgfx.training.weight_candidates import Candidates
 from tgfx.training.weight_landing import shift_to_
-from tgfx.training.weight_selection import Candidates, counts_of, largest, shift_
+from tgfx.training.weight_selection import counts_of, largest, shift_
 
 
 def candidates(latents: list[Tensor], weights: list[Tensor], prices: list[float]) -> list[Candidates]:
@@ -59,6 +61,50 @@ def test_the_order_is_latent_weight_then_size_then_place(seed: int, values: int,
     assert (after == wanted).all()
     assert moved == bool((before != wanted).any())
     assert moved or all(torch.equal(one, other) for one, other in zip(kept, latents, strict=True))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    values=st.sampled_from([0, 1, 3, 20, 1000]),
+    share=st.floats(0, 1),
+    by_row=st.booleans(),
+    sample=st.sampled_from([3, 40, 400]),
+    copied=st.sampled_from([0.0, 0.05, 1.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_a_sample_finds_the_threshold_that_halving_finds(
+    seed: int, values: int, share: float, by_row: bool, sample: int, copied: float, dtype: torch.dtype
+) -> None:
+    """Whatever it says: far too few gates are looked at here, and most guesses are wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(30, 20), (7, 5, 3)]
+    gates = []
+    for shape in shapes:
+        latent = torch.randint(-values, values + 1, shape, generator=generator).to(dtype) / 8
+        rows = torch.randint(1, 9, (shape[0] if by_row else 1,), generator=generator).double()
+        gates.append(
+            Candidates(latent, torch.ones(shape, dtype=dtype), {"price": rows.reshape(-1, *(1 for _ in shape[1:]))})
+        )
+    whole = sum(float(own.prices["price"].expand(own.latent.shape).sum()) for own in gates)
+    halved = largest(gates, {"price": share * whole})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_threshold, "SAMPLE", sample)
+        patch.setattr(weight_threshold, "COPIED", copied)
+        sampled = largest(gates, {"price": share * whole})
+    assert sampled == halved
+
+
+def test_a_threshold_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    counted = weight_threshold.cost_where
+    monkeypatch.setattr(weight_threshold, "cost_where", lambda *args: passes.append(1) or counted(*args))
+    monkeypatch.setattr(weight_threshold, "SAMPLE", 10_000)
+    latent = torch.randn(1000, 300, generator=torch.Generator().manual_seed(0))
+    gates = candidates([latent], [torch.ones_like(latent)], [1.0])
+    top, bottom = weight_threshold.threshold(gates, {"price": 30_000}, -10.0, 10.0)
+    assert int((latent > top).sum()) == 30_000 and int((latent > bottom).sum()) > 30_000
+    assert len(passes) == 4  # two ends of the guess, what is above them, and the proof
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,7 +10,8 @@ import torch
 
 from tgfx.errors import BudgetError
 from tgfx.training.feasible import more_gates
-from tgfx.training.weight_selection import Candidates, Cutoff, cost, counts_of, largest, shift_
+from tgfx.training.weight_candidates import Candidates
+from tgfx.training.weight_selection import Cutoff, cost, counts_of, largest, shift_
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
