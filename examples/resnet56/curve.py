@@ -3,7 +3,8 @@
 python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/curve
 python -m examples.resnet56.curve --quick
 
-Two runs go down from share to share: one measures batch norm's statistics anew, the other keeps them too.
+Two runs go down from share to share: one measures batch norm's statistics anew, the other keeps them too. At each share
+of the first, a copy of the cut model then trains batch norm's scale and shift, and no other weight.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,11 +25,14 @@ import tgfx
 from examples.cifar10 import data
 from examples.finished import check_finished, load_finished_
 from examples.resnet56.curve_figure import draw
-from examples.resnet56.losses import LOSSES
+from examples.resnet56.losses import LOSSES, softened
+from examples.resnet56.norms import train_norms_
 from examples.resnet56.run import accuracy, quick_model, whole_model
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-RUNS = {"measured anew": 60, "kept": 0}  # what becomes of batch norm's statistics: batches to measure them with
+MEASURED = 60  # batches to measure batch norm's statistics with
+RUNS = {"measured anew": MEASURED, "kept": 0}  # what becomes of them
+TRAINED = "measured anew, scale and shift trained"
 WATCH = 0.2  # of the steps at a share in which gates are only watched: each share gathers its evidence anew
 
 
@@ -51,6 +55,7 @@ class Task:
     test: data.Images
     shares: Sequence[float]
     steps: int  # at each share
+    norm_steps: int  # to train scale and shift of batch norm, at each share; 0: not at all
     batch: int
     loss: str
     bf16: bool
@@ -69,9 +74,30 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
             found.write_text(json.dumps(asdict(_point(task, gated, run, share, folder)), indent=1))
             (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
         load_finished_(gated, folder / "checkpoint.pt")
-        points.append(Point(**json.loads(found.read_text())))
-        print(points[-1], flush=True)
+        points.append(_told(found))
+        if RUNS[run] and task.norm_steps:
+            trained = folder / "norms.json"
+            if not trained.is_file():
+                trained.write_text(json.dumps(asdict(_with_norms(task, gated, points[-1])), indent=1))
+            points.append(_told(trained))
     return points
+
+
+def _told(result: Path) -> Point:
+    point = Point(**json.loads(result.read_text()))
+    print(point, flush=True)
+    return point
+
+
+def _with_norms(task: Task, gated: tgfx.GatedModule, cut: Point) -> Point:
+    """The cut model of a share with its batch norm trained; the way down goes on from the one without."""
+    began, small = time.time(), tgfx.shrink(gated)
+    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed)
+    train_norms_(
+        small, batches, softened(task.model), steps=task.norm_steps, measure=MEASURED, bf16=task.bf16
+    )  # fmt: skip
+    seconds = round(time.time() - began)
+    return replace(cut, run=TRAINED, accuracy=accuracy(small, task.test), seconds=seconds)
 
 
 def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: Path) -> Point:
@@ -102,13 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     if options.quick:
-        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "blur", False, 0)
+        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 10, 32, "blur", False, 0)
         with tempfile.TemporaryDirectory() as folder:
             return _both(task, Path(folder))
     train, test = data.load(options.data)
     task = Task(
-        whole_model(options.weights), train, test, options.shares, options.steps, options.batch, options.loss,
-        options.bf16, options.seed,
+        whole_model(options.weights), train, test, options.shares, options.steps, options.norm_steps, options.batch,
+        options.loss, options.bf16, options.seed,
     )  # fmt: skip
     return _both(task, options.out)
 
@@ -117,6 +143,7 @@ def _both(task: Task, out: Path) -> list[Point]:
     began = time.time()
     whole = accuracy(task.model, task.test)
     points = [point for run in RUNS for point in go_down(task, run, out)]
+    points.sort(key=lambda point: (*RUNS, TRAINED).index(point.run))  # stays in order within a run
     draw(points, whole, out / "curve.svg")
     print(f"the whole model: {whole:.2%}; {time.time() - began:.0f} s in this call")
     return points
@@ -128,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
+    parser.add_argument("--norm-steps", type=int, default=200, help="at each share, for batch norm's scale and shift")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-COLOURS = ("#2a6fbb", "#d1651f")
+COLOURS = ("#2a6fbb", "#d1651f", "#3a8f4d")
 WIDTH, HEIGHT, LEFT, TOP = 420, 240, 60, 30
 
 
@@ -29,10 +29,11 @@ def draw(points: Sequence[Drawn], whole: float, path: Path) -> None:
         x = LEFT + WIDTH * (1 - flops) / (1 - least)
         return f"{x:.1f},{TOP + HEIGHT * (high - right) / (high - low):.1f}"
 
+    tall = TOP + HEIGHT + 40 + 18 * len(runs)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 30}" height="{TOP + HEIGHT + 70}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 30}" height="{tall}" '
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{LEFT}" y="{TOP - 10}" font-size="12">test accuracy, weights frozen</text>',
+        f'<text x="{LEFT}" y="{TOP - 10}" font-size="12">test accuracy, convolutions frozen</text>',
         f'<rect x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#bbb"/>',
         f'<text x="{LEFT - 6}" y="{TOP + 8}" text-anchor="end">{high:.1%}</text>',
         f'<text x="{LEFT - 6}" y="{TOP + HEIGHT}" text-anchor="end">{low:.1%}</text>',
@@ -47,7 +48,7 @@ def draw(points: Sequence[Drawn], whole: float, path: Path) -> None:
         for dot in dots:
             x, y = dot.split(",")
             parts.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>')
-        x = LEFT + index * 230
-        parts.append(f'<rect x="{x}" y="{TOP + HEIGHT + 38}" width="12" height="3" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 18}" y="{TOP + HEIGHT + 43}">batch norm\'s statistics {run}</text>')
+        y = TOP + HEIGHT + 38 + 18 * index
+        parts.append(f'<rect x="{LEFT}" y="{y}" width="12" height="3" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + 18}" y="{y + 5}">batch norm\'s statistics {run}</text>')
     path.write_text("\n".join([*parts, "</svg>"]))

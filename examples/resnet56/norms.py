@@ -1,0 +1,45 @@
+"""Batch norm recalibrated in full: not its statistics alone, but its scale and shift too. All other weights stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import tgfx
+from examples.resnet56.losses import Step
+
+LR = 5e-3
+
+
+def train_norms_(
+    model: nn.Module, batches: Iterable[Any], step: Step, *, steps: int, measure: int, bf16: bool = False
+) -> int:
+    """Train scale and shift for `steps`, then measure the statistics with `measure` batches; how many numbers moved."""
+    own = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False)]
+    asked = [(p, p.requires_grad) for p in model.parameters()]
+    model.requires_grad_(False)
+    for parameter in own:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.Adam(own, lr=LR)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    model.train()
+    endless = _again(batches)
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = step(model, next(endless))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rates.step()
+    for parameter, before in asked:
+        parameter.requires_grad_(before)
+    tgfx.recalibrate(model, batches, limit=measure)
+    return sum(p.numel() for p in own)
+
+
+def _again(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
