@@ -20,9 +20,17 @@ from tgfx.passes.survivors import Survivors
 
 
 def carry_gates(
-    placement: Placement, channels: ChannelMap, coupling: Coupling, survivors: Survivors, node_of: dict[str, str]
+    placement: Placement,
+    channels: ChannelMap,
+    coupling: Coupling,
+    survivors: Survivors,
+    node_of: dict[str, str],
+    reader_of: dict[str, str],
 ) -> Placement:
-    """`node_of`: node of the source -> the node of the smaller graph that has its value. Slots keep their numbers."""
+    """`node_of`: node of the source -> the node of the smaller graph that has its value. Slots keep their numbers.
+
+    `reader_of`: likewise the node that has its operands, where that is another one.
+    """
     sites = []
     for site in placement.sites:
         if site.node not in node_of:
@@ -38,7 +46,8 @@ def carry_gates(
         if operand is not None and operand.kind == "node":
             operand = replace(operand, name=node_of[operand.name])
         index = np.ascontiguousarray(index) if index.ndim else index
-        sites.append(replace(site, node=node_of[site.node], operand=operand, index=index))
+        node = reader_of.get(site.node, node_of[site.node])
+        sites.append(replace(site, node=node, operand=operand, index=index))
     return Placement(tuple(sites), placement.folded)
 
 

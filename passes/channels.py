@@ -24,6 +24,7 @@ from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, source_line, tensors_in
 from tgfx.ir.tree import find, named_modules, named_tensors
 from tgfx.ops import rule_for
+from tgfx.ops.connection import connected, is_connection
 from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
 from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
 from tgfx.ops.naming import is_torch_function, op_name
@@ -88,6 +89,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
+        self._sums: list[tuple[fx.Node, torch.Tensor]] = []  # connections into sums, and the channels they give
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
         self._modules = dict(named_modules(source.module, repeat=True))
         self.calls: Rehearsal | Remembered = Remembered()
@@ -114,6 +116,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         finally:
             self.state.restore()  # a train-mode graph moves running statistics
         self._freeze_outputs()
+        self._freeze_sums()
         self.shuffles = find_shuffles(self.source.module, self.nodes)
 
     # -- fx.Interpreter --------------------------------------------------------------------------------------
@@ -146,6 +149,11 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                     self._live[id(tensor)] = (tensor, ids, ("node", arg.name, index))
 
     def _leave(self, n: fx.Node, result: Any) -> None:
+        if is_connection(n):
+            x, axis, into = self.fetch_args_kwargs_from_env(n)[0]
+            fresh = connected(self, x, axis, result)
+            if into:
+                self._sums.append((n, fresh))
         closed = self._closed_box(n)
         if closed is not None and not self._passes_probe(n, result):
             self._freeze_opaque(n, result, closed)
@@ -278,6 +286,12 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
                 for layer in ids.layers if ids else ():
                     refusal = Refusal("makes the model's output", arg.name, "output", source_line(arg))
                     self.space.freeze(layer.reshape(-1).numpy(), refusal)
+
+    def _freeze_sums(self) -> None:
+        """Where connections are gated, what they lead into stays whole."""
+        for n, ids in self._sums:
+            reason = "is part of a residual sum, whose connections have gates of their own"
+            self.space.freeze(ids.numpy(), Refusal(reason, n.name, "connect", source_line(n)))
 
     def settle_joint_layers(self) -> bool:
         return settle_joint_layers(self.space, self.nodes, self.shuffles)

@@ -210,7 +210,7 @@ def _ties_between(graph: nx.Graph, members: tuple[int, ...], axes: list[Axis]) -
     ties: dict[Refusal, None] = {}
     for index in members:
         for other, data in graph.adj[index].items():
-            if other in inside or axes[other].kind in ("expand", "const", "buffer"):
+            if other in inside or axes[other].kind in ("expand", "const", "buffer", "connection"):
                 for place in data["places"]:
                     ties[place] = None
     return tuple(ties)

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
 from tgfx.ir.take import take
 from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
+from tgfx.ops.connection import is_connection, look_up
 from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
@@ -40,10 +42,14 @@ _ARITHMETIC = {
 
 @dataclass(frozen=True)
 class CutModel:
-    """The smaller model; node_of: node of the source's graph -> the node that has its value now, where one has."""
+    """The smaller model; node_of: node of the source's graph -> the node that has its value now, where one has.
+
+    reader_of: likewise the node that has its operands, where that is another one.
+    """
 
     module: fx.GraphModule
     node_of: dict[str, str]
+    reader_of: dict[str, str]
 
 
 def cut(
@@ -65,12 +71,15 @@ def cut_with_places(
     tensors: dict[str, Tensor],
     dead: DeadBranches,
     present: Survivors | None,
+    *,
+    keep_connections: bool = False,
 ) -> CutModel:
     """`tensors`: current parameters and buffers by name; `present`: what is left in them, if they were cut before.
 
-    Nothing given is changed.
+    `keep_connections`: those that have nothing to do stay, for gates that are multiplied in there. Nothing given is
+    changed.
     """
-    surgeon = _Surgeon(source, channels, survivors, dead)
+    surgeon = _Surgeon(source, channels, survivors, dead, keep_connections=keep_connections)
     graph = surgeon.rewrite_graph()
     root = surgeon.cut_modules(tensors, present)
     for name, constant in surgeon.constants.items():
@@ -78,14 +87,23 @@ def cut_with_places(
     compact = fx.GraphModule(root, graph, class_name=type(source.module).__name__)
     eliminate_dead_code(compact)
     surgeon.attach_rest(compact, root)
-    return CutModel(compact, surgeon.places())
+    return CutModel(compact, surgeon.places(), {old.name: new.name for old, new in surgeon.readers.items()})
 
 
 class _Surgeon:
     """Answers the resize rules (tgfx.ops.resize.Cut) and walks the graph."""
 
-    def __init__(self, source: Source, channels: ChannelMap, survivors: Survivors, dead: DeadBranches) -> None:
+    def __init__(
+        self,
+        source: Source,
+        channels: ChannelMap,
+        survivors: Survivors,
+        dead: DeadBranches,
+        *,
+        keep_connections: bool,
+    ) -> None:
         self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
+        self.keep_connections = keep_connections
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
         self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
         for node in source.module.graph.nodes:
@@ -95,6 +113,7 @@ class _Surgeon:
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
         self.values: dict[fx.Node, Any] = {}
+        self.readers: dict[fx.Node, fx.Node] = {}  # where several nodes take the place of one, the first of them
         self._kept: dict[tuple[str, int], list[np.ndarray | None]] = {}
         # shuffles that become a look-up, by their last node; and what is not needed any more
         self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
@@ -156,6 +175,9 @@ class _Surgeon:
                 shuffle = self.replaced[node.name]
                 values[node] = self._reordered(by_name[shuffle.x], node, shuffle, values)
                 continue
+            if is_connection(node):
+                values[node] = self._connected(node, values)
+                continue
             copy = self.graph.node_copy(node, lambda n: values[n] if isinstance(values[n], fx.Node) else n)
             copy.args = fx.node.map_arg(node.args, lambda n: values[n])
             copy.kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
@@ -205,6 +227,26 @@ class _Surgeon:
         index = self.constant([place[shuffle.order[position]] for position in after])
         args = (values[x], shuffle.axis, index)
         copy = self.graph.create_node("call_function", torch.index_select, args, name=node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def _connected(self, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
+        """What is left on the other side of a connection, looked up in what is left on this one; zeros for the rest."""
+        x, axis, _ = node.args
+        whole = list(range(self.before(node)[axis]))  # type: ignore[index]
+        before, after = (whole if (kept := self.kept(n, axis)) is None else kept for n in (x, node))  # type: ignore[arg-type]
+        value = values[x]  # type: ignore[index]
+        if before == after and not self.keep_connections:
+            return value
+        if before == after:
+            return self.graph.node_copy(node, lambda n: values[n])
+        places = look_up(before, after)
+        if max(places) == len(before):
+            padding = [0, 0] * (len(self.before(node)) - 1 - axis) + [0, 1]  # type: ignore[operator]
+            value = self.graph.call_function(F.pad, (value, padding))
+            value.meta = dict(node.meta)
+            self.readers[node] = value
+        copy = self.graph.call_function(torch.index_select, (value, axis, self.constant(places)))
         copy.meta = dict(node.meta)
         return copy
 

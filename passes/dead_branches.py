@@ -17,6 +17,7 @@ from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Edge
 from tgfx.ir.tree import find, named_tensors
+from tgfx.ops.connection import is_connection
 from tgfx.ops.naming import op_name
 from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.survivors import Survivors
@@ -26,7 +27,7 @@ _ZERO_STAYS = {
     "Dropout", "leaky_relu", "LeakyReLU", "dropout", "Identity", "contiguous", "view", "reshape", "permute",
     "transpose", "flatten", "MaxPool2d", "max_pool2d", "AvgPool2d", "avg_pool2d", "AdaptiveAvgPool2d",
     "adaptive_avg_pool2d", "unsqueeze", "squeeze", "expand", "clone", "Dropout1d", "Dropout2d", "Dropout3d", "PReLU",
-    "ELU", "Mish",
+    "ELU", "Mish", "connect",
 }  # fmt: skip
 _SUMS_UP = {"linear", "Linear", "Conv1d", "Conv2d", "Conv3d", "conv1d", "conv2d", "conv3d"}
 _PRODUCTS = {"matmul", "bmm"}
@@ -63,7 +64,7 @@ def dead_branches(
                 becomes[node] = left[0]
             else:
                 zeros.add(node)
-        elif _sums_nothing(node, name, source, channels, survivors, zeros):
+        elif _sums_nothing(node, name, source, channels, survivors, zeros) or _adds_nothing(node, channels, survivors):
             zeros.add(node)
         elif not any(_end(arg, becomes) in zeros for arg in node.all_input_nodes):
             continue
@@ -137,6 +138,11 @@ def _sums_nothing(
     if name in _PRODUCTS and len(node.args) == 2 and isinstance(node.args[0], fx.Node):
         return _is_empty(node.args[0], channels, survivors, -1)
     return False
+
+
+def _adds_nothing(node: fx.Node, channels: ChannelMap, survivors: Survivors) -> bool:
+    """A connection into a sum, of a branch that has no channel left."""
+    return is_connection(node) and bool(node.args[2]) and _is_empty(node.args[0], channels, survivors)
 
 
 def _is_empty(node: fx.Node, channels: ChannelMap, survivors: Survivors, axis: int | None = None) -> bool:

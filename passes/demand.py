@@ -93,5 +93,5 @@ _VIEWS = {
     "unsqueeze", "expand", "contiguous", "getitem", "select", "slice", "narrow", "chunk", "split", "unbind", "detach",
     "alias", "Identity", "to", "float", "double", "half", "t", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d",
     "dropout", "unfold", "split_with_sizes", "tensor_split", "view_as", "expand_as", "type_as", "diagonal", "real",
-    "imag", "_to_copy", "swapaxes", "as_strided", "getattr", "numpy_T", "mT", "type", "hsplit", "vsplit",
+    "imag", "connect", "_to_copy", "swapaxes", "as_strided", "getattr", "numpy_T", "mT", "type", "hsplit", "vsplit",
 }  # fmt: skip

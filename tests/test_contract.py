@@ -238,7 +238,7 @@ PASSES: dict[str, Callable[[Bench], Any]] = {
     "insert_gates": lambda b: insert_gates(b.source, b.placement),
     "build_cost": lambda b: build_cost(b.channels, b.coupling, b.shapes),
     "cut": lambda b: cut(b.source, b.channels, b.survivors, b.tensors),
-    "carry_gates": lambda b: carry_gates(b.placement, b.channels, b.coupling, b.survivors, cut_nodes(b)),
+    "carry_gates": lambda b: carry_gates(b.placement, b.channels, b.coupling, b.survivors, cut_nodes(b), {}),
 }
 
 

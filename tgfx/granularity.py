@@ -1,4 +1,4 @@
-"""What a gate decides on: single channels, attention heads, whole residual branches, single weights."""
+"""What a gate decides on: channels, connections to a residual sum, attention heads, residual branches, weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tgfx.errors import GranularityError
 
-KNOWN = ("channel", "head", "layer", "weight")
+KNOWN = ("channel", "connection", "head", "layer", "weight")
 _ALONE = "weight"  # a mask over single weights leaves no structure that could be removed along with it
 
 
@@ -21,7 +21,7 @@ def parse(granularity: Any) -> frozenset[str]:
         raise GranularityError(
             f"granularity {_ALONE!r} cannot be mixed with others", expected=f'"{_ALONE}" alone', found=repr(granularity)
         )
-    return frozenset(names)
+    return frozenset(names) | ({"channel"} if "connection" in names else set())
 
 
 def _listed(granularity: Any) -> list[str]:

@@ -13,11 +13,13 @@ from tgfx.bank import GateBank
 from tgfx.capture import Reference, capture, copy_model, example_inputs_for, prepare
 from tgfx.capture.checkpoints import Checkpoints
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
+from tgfx.capture.connections import open_connections
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
 from tgfx.choice import spelled_out
 from tgfx.collector import no_full_collections
 from tgfx.errors import (
     AlreadyGatedError,
+    GranularityError,
     IgnoreError,
     InputError,
     LazyModuleError,
@@ -65,7 +67,8 @@ def transform(
     """A gated copy of `model`; the model itself is left as it is.
 
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
-    what it takes. granularity: what gates decide on: "channel", "head" (of attentions), "layer" (a residual branch as a
+    what it takes. granularity: what gates decide on: "channel", "connection" (channels, and which channels
+    of a residual sum each layer reads and each branch adds to), "head" (of attentions), "layer" (a residual branch as a
     whole), or several in a tuple, where heads come before channels inside of attentions; or "weight", each entry of the
     weights of convolutions and fully-connected layers. A model that holds a tgfx.Choice gets the gates of its
     alternatives in any case. ignore: layers whose output channels stay, and with them the branch that they are in
@@ -112,6 +115,8 @@ def _transformed(
             reference.compute()
         heads = find_heads(source) if "head" in granularities else None
         channels = observed("channels", analysed(source, reference, heads), source)
+        if "connection" in granularities:
+            channels = observed("connections", _connected(model, source, channels, choices, heads), source)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
@@ -259,6 +264,28 @@ def check_capture(source: Source, reference: Reference) -> None:
             fix="is the model deterministic in eval mode? If so, please report it",
         )
     source.result = None
+
+
+def _connected(
+    model: nn.Module, source: Source, channels: ChannelMap, choices: Sequence[SwitchGroup], heads: HeadRows | None
+) -> ChannelMap:
+    """The channels of the same graph with the connections of its residual sums opened."""
+    if source.training is not None:
+        raise GranularityError(
+            f"connections of {type(model).__name__} cannot be gated: it is another graph in train mode",
+            expected="a model that computes in train mode as in eval mode, but for batch norm and dropout",
+            found="two graphs",
+            fix='use granularity="channel"',
+        )
+    found = [branch for group in _branches(source, channels, choices, set()) for branch in group.branches]
+    if not open_connections(source, channels, found):
+        raise GranularityError(
+            f"{type(model).__name__} has no connections to gate",
+            expected="residual sums, y = x + f(x), whose channels can be told apart",
+            found="none",
+            fix='use granularity="channel"',
+        )
+    return analyse_channels(source, heads)
 
 
 def _branches(

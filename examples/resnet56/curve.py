@@ -3,8 +3,9 @@
 python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/curve
 python -m examples.resnet56.curve --quick
 
-Two runs go down from share to share: one measures batch norm's statistics anew, the other keeps them too. At each share
-of the first, a copy of the cut model then trains batch norm's scale and shift, and no other weight.
+Each run goes down from share to share. Gates are over channels, or over connections too (which channels of a residual
+sum each layer reads and each branch adds to); batch norm's statistics are measured anew, or kept too. With
+--norm-steps, a copy of each cut model with new statistics trains batch norm's scale and shift, and no other weight.
 """
 
 from __future__ import annotations
@@ -23,17 +24,33 @@ from torch import nn
 
 import tgfx
 from examples.cifar10 import data
+from examples.curve_figure import draw
 from examples.finished import check_finished, load_finished_
-from examples.resnet56.curve_figure import draw
 from examples.resnet56.losses import LOSSES, softened
 from examples.resnet56.norms import train_norms_
 from examples.resnet56.run import accuracy, quick_model, whole_model
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MEASURED = 60  # batches to measure batch norm's statistics with
-RUNS = {"measured anew": MEASURED, "kept": 0}  # what becomes of them
-TRAINED = "measured anew, scale and shift trained"
+EXAMPLE = torch.zeros(1, 3, 32, 32)
 WATCH = 0.2  # of the steps at a share in which gates are only watched: each share gathers its evidence anew
+
+
+@dataclass(frozen=True)
+class Run:
+    """What gates are over, and with how many batches batch norm's statistics are measured at each share."""
+
+    granularity: str
+    measured: int
+
+
+RUNS = {
+    "connections": Run("connection", MEASURED),
+    "connections, statistics kept": Run("connection", 0),
+    "channels": Run("channel", MEASURED),
+    "channels, statistics kept": Run("channel", 0),
+}
+TRAINED = ", scale and shift trained"  # behind the name of a run
 
 
 @dataclass(frozen=True)
@@ -64,10 +81,11 @@ class Task:
 
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
     """From share to share; what was done before is read back."""
-    gated = tgfx.transform(copy.deepcopy(task.model), torch.randn(1, 3, 32, 32))
+    own = RUNS[run]
+    gated = tgfx.transform(copy.deepcopy(task.model), EXAMPLE, granularity=own.granularity)
     points = []
     for share in task.shares:
-        folder = out / f"{run.replace(' ', '-')}-{share:g}"
+        folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
         folder.mkdir(parents=True, exist_ok=True)
         found = folder / "result.json"
         if not found.is_file():
@@ -75,7 +93,7 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
             (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
         load_finished_(gated, folder / "checkpoint.pt")
         points.append(_told(found))
-        if RUNS[run] and task.norm_steps:
+        if own.measured and task.norm_steps:
             trained = folder / "norms.json"
             if not trained.is_file():
                 trained.write_text(json.dumps(asdict(_with_norms(task, gated, points[-1])), indent=1))
@@ -97,7 +115,7 @@ def _with_norms(task: Task, gated: tgfx.GatedModule, cut: Point) -> Point:
         small, batches, softened(task.model), steps=task.norm_steps, measure=MEASURED, bf16=task.bf16
     )  # fmt: skip
     seconds = round(time.time() - began)
-    return replace(cut, run=TRAINED, accuracy=accuracy(small, task.test), seconds=seconds)
+    return replace(cut, run=cut.run + TRAINED, accuracy=accuracy(small, task.test), seconds=seconds)
 
 
 def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: Path) -> Point:
@@ -109,7 +127,7 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
         steps=task.steps,
         schedule=tgfx.Schedule(task.steps, watch=WATCH, close=0.7, hold=0.95),
         train="gates",
-        recalibrate=RUNS[run],
+        recalibrate=RUNS[run].measured,
         amp=torch.bfloat16 if task.bf16 else None,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=100,
@@ -130,21 +148,23 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
     if options.quick:
         task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 10, 32, "blur", False, 0)
         with tempfile.TemporaryDirectory() as folder:
-            return _both(task, Path(folder))
+            return _all(task, Path(folder), tuple(RUNS))
     train, test = data.load(options.data)
     task = Task(
         whole_model(options.weights), train, test, options.shares, options.steps, options.norm_steps, options.batch,
         options.loss, options.bf16, options.seed,
     )  # fmt: skip
-    return _both(task, options.out)
+    return _all(task, options.out, options.runs)
 
 
-def _both(task: Task, out: Path) -> list[Point]:
+def _all(task: Task, out: Path, runs: Sequence[str]) -> list[Point]:
     began = time.time()
     whole = accuracy(task.model, task.test)
-    points = [point for run in RUNS for point in go_down(task, run, out)]
-    points.sort(key=lambda point: (*RUNS, TRAINED).index(point.run))  # stays in order within a run
-    draw(points, whole, out / "curve.svg")
+    points = [point for run in runs for point in go_down(task, run, out)]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        lines.setdefault(point.run, [(1.0, whole)]).append((point.flops, point.accuracy))
+    draw(lines, out / "curve.svg", title="test accuracy, convolutions frozen", unit="FLOPs")
     print(f"the whole model: {whole:.2%}; {time.time() - began:.0f} s in this call")
     return points
 
@@ -154,8 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
+    parser.add_argument("--runs", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), help="default: all")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
-    parser.add_argument("--norm-steps", type=int, default=200, help="at each share, for batch norm's scale and shift")
+    parser.add_argument("--norm-steps", type=int, default=0, help="at each share, for batch norm's scale and shift")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")

@@ -11,7 +11,7 @@ from torch import nn
 import tgfx
 from examples.resnet56.losses import Step
 
-LR = 5e-3
+LR = 1e-3
 
 
 def train_norms_(

@@ -34,7 +34,7 @@ class Recipe:
 
 # 6 layers of 8 heads as in the paper: 48 heads of each kind. Width and vocabulary are for 29,000 short sentences.
 FULL = Recipe(
-    layers=6, width=128, heads=8, inner=256, dropout=0.1, pieces=4000, batch=2048, steps=5600, rate=2e-3,
+    layers=6, width=128, heads=8, inner=256, dropout=0.1, pieces=4000, batch=2048, steps=4000, rate=2e-3,
     warm_up=400, close=0.3, taught=0.7, keep=(0.83, 0.39), speed_rounds=15,
 )  # fmt: skip
 QUICK = Recipe(

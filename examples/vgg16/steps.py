@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import tgfx
 from examples.cifar10 import data
+from examples.curve_figure import draw
 from examples.finished import check_finished, load_finished_
 from examples.resnet56.losses import blurred
 from examples.resnet56.run import accuracy
@@ -111,6 +112,8 @@ class Experiment:
 
             found[name] = self._once(name, closed)
             load_finished_(gated, self.out / name / "checkpoint.pt")
+        line = [(1.0, before), *((cut["params"], cut["accuracy"]) for cut in found.values())]
+        draw({"gates": line}, self.out / "gates.svg", title="test accuracy, weights frozen", unit="weights")
         return found
 
     def joint(self, share: float) -> dict[str, Any]:

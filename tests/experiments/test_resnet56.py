@@ -25,8 +25,9 @@ def test_resnet56_quick(train: str) -> None:
 
 def test_resnet56_curve_quick() -> None:
     points = curve.main(["--quick"])
-    runs = (*curve.RUNS, curve.TRAINED)
-    assert [(point.run, point.share) for point in points] == [(run, s) for run in runs for s in (0.8, 0.6)]
+    for run, own in curve.RUNS.items():
+        for name in [run, run + curve.TRAINED] if own.measured else [run]:
+            assert [point.share for point in points if point.run == name] == [0.8, 0.6]
     for point in points:
         assert point.share - 0.05 <= point.flops <= point.share
         assert 0 <= point.accuracy <= 1

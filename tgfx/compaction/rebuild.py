@@ -54,9 +54,13 @@ def rebuild(gated: GatedModule, choice: Choice) -> Rebuilt:
     source = _without_weights(facts.source)
     refresh_settings(source.module, gated)
     before = present(gated)
-    cut = cut_with_places(source, facts.channels, choice.survivors, tensors_of(gated), choice.dead, before)
+    cut = cut_with_places(
+        source, facts.channels, choice.survivors, tensors_of(gated), choice.dead, before, keep_connections=True
+    )
     observed("cut", cut, source)
-    placement = carry_gates(facts.placement, facts.channels, facts.coupling, choice.survivors, cut.node_of)
+    placement = carry_gates(
+        facts.placement, facts.channels, facts.coupling, choice.survivors, cut.node_of, cut.reader_of
+    )
     observed("carry", placement, replace(source, module=cut.module))
     graph = insert_gates(replace(source, module=cut.module), placement)
     observed("insert_gates", graph, replace(source, module=cut.module))

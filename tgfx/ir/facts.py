@@ -17,8 +17,8 @@ WHOLE = -1
 class Axis:
     """One axis of something that has channels of its own.
 
-    kind: "param", "buffer", "const" (a tensor made inside the graph) or "expand" (a broadcast axis). Axis WHOLE
-    stands for the thing as a whole.
+    kind: "param", "buffer", "const" (a tensor made inside the graph), "expand" (a broadcast axis) or "connection" (to a
+    residual sum). Axis WHOLE stands for the thing as a whole.
     """
 
     kind: str
