@@ -26,6 +26,10 @@ def test_unknown_names(given: Any) -> None:
     assert caught.value.found == repr(given)
 
 
+def test_connections_are_gated_along_with_channels() -> None:
+    assert parse("connection") == parse(("connection", "channel")) == {"channel", "connection"}
+
+
 def test_single_weights_stand_alone() -> None:
     assert parse("weight") == parse(("weight",)) == {"weight"}
     with pytest.raises(GranularityError, match="cannot be mixed"):

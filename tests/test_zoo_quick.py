@@ -33,6 +33,17 @@ def test_promises_hold(name: str, build) -> None:
     assert verdict.removed > 0.3, verdict
 
 
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "timm/vit_tiny_patch16_224", "hf/llama"])
+def test_promises_hold_for_connections(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model, example = dict(_quick())[name]()
+        verdict = check(name, model, example, granularity="connection")
+    assert not verdict.failures, verdict
+    assert verdict.removed > 0.5, verdict
+
+
 def test_batch_and_sequence_length_stay_free() -> None:
     import tgfx
 
