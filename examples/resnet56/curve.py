@@ -137,6 +137,7 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
         seed=task.seed,
     )
     check_finished(result)
+    gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
     right = accuracy(tgfx.shrink(gated), task.test)
     return Point(run, share, ratios["flops"], ratios["params"], right, round(result.seconds))
