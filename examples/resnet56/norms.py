@@ -11,11 +11,18 @@ from torch import nn
 import tgfx
 from examples.resnet56.losses import Step
 
-LR = 1e-3
+LR = 1e-3  # for a trained net; higher ones first lead away from it
 
 
 def train_norms_(
-    model: nn.Module, batches: Iterable[Any], step: Step, *, steps: int, measure: int, bf16: bool = False
+    model: nn.Module,
+    batches: Iterable[Any],
+    step: Step,
+    *,
+    steps: int,
+    measure: int,
+    lr: float = LR,
+    bf16: bool = False,
 ) -> int:
     """Train scale and shift for `steps`, then measure the statistics with `measure` batches; how many numbers moved."""
     own = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False)]
@@ -23,7 +30,7 @@ def train_norms_(
     model.requires_grad_(False)
     for parameter in own:
         parameter.requires_grad_(True)
-    optimizer = torch.optim.Adam(own, lr=LR)
+    optimizer = torch.optim.Adam(own, lr=lr)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
     endless = _again(batches)

@@ -56,7 +56,9 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     began = time.time()
     loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
     whole = accuracy(model, test)
-    gated = tgfx.transform(copy.deepcopy(model), torch.randn(1, 3, 32, 32), gate=_gates(options))
+    gated = tgfx.transform(
+        copy.deepcopy(model), torch.randn(1, 3, 32, 32), granularity=options.granularity, gate=_gates(options)
+    )
     loss = options.loss or ("blur" if options.train == "gates" else "labels")
     step = LOSSES.get(loss)
     steps = options.steps or round(options.epochs * len(loader))
@@ -91,6 +93,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         "train": options.train,
         "rule": options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}",
         "budget": options.budget,
+        "granularity": options.granularity,
         "loss": loss,
         "steps": result.steps,
         "batch": options.batch,
@@ -144,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
     parser.add_argument("--train", choices=("joint", "gates"), default="joint")
+    parser.add_argument("--granularity", choices=("channel", "connection"), default="channel")
     parser.add_argument("--rule", choices=("default", "paper"), default="default")
     parser.add_argument("--weight", type=float, help="the paper's lambda, for --rule paper")
     parser.add_argument("--budget", type=float, default=0.5, help="share of the FLOPs to keep")

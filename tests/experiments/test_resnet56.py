@@ -23,6 +23,13 @@ def test_resnet56_quick(train: str) -> None:
     assert all(width > 0 for width in report["widths"].values())
 
 
+def test_resnet56_quick_with_gates_over_connections() -> None:
+    report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--granularity", "connection"])
+    assert 0.55 <= report["flops"] <= 0.6
+    assert report["granularity"] == "connection"
+    assert any(name.endswith("#2") for name in report["widths"])  # what a layer reads, beside what it makes
+
+
 def test_resnet56_curve_quick() -> None:
     points = curve.main(["--quick"])
     for run, own in curve.RUNS.items():
@@ -60,7 +67,7 @@ def test_batch_norm_alone_is_trained() -> None:
 
     tgfx.recalibrate(model, batches)
     first = apart()
-    count = train_norms_(model, batches, softened(wanted), steps=40, measure=4)
+    count = train_norms_(model, batches, softened(wanted), steps=40, measure=4, lr=5e-3)
     assert apart() < 0.5 * first
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     trained = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
