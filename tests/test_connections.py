@@ -14,31 +14,13 @@ from torch import nn
 
 import tgfx
 from tests.support import promises
+from tests.support.residual_gates import check_cut, set_gates
 from tests.support.residual_models import BLOCKS, ResidualCase, trained_once
 from tgfx.errors import GranularityError
 
 GRANULARITIES = [("connection",), ("connection", "layer")]
 CASES = [ResidualCase((name,)) for name in BLOCKS] + [ResidualCase(("projected", "nested", "shared", "post"))]
 IDS = [" + ".join(case.names) for case in CASES]
-
-
-def set_gates(gated: tgfx.GatedModule, seed: int, density: float = 0.5) -> None:
-    """At random; one channel of every group stays."""
-    generator = torch.Generator().manual_seed(seed)
-    for group in gated.facts.coupling.groups:
-        mask = torch.rand(group.size, generator=generator) < density
-        if group.kind != "layer":
-            mask[int(torch.randint(group.size, (), generator=generator))] = True
-        gated.gates[group.name].set_open_(mask)
-
-
-def check_cut(case: ResidualCase, gated: tgfx.GatedModule) -> nn.Module:
-    compact = tgfx.shrink(gated.eval()).eval()
-    promises.exact_cut(case, gated, compact)
-    promises.exact_price(case, gated, compact)
-    promises.price_as_polynomial(gated)
-    promises.only_torch_modules(compact)
-    return compact
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)

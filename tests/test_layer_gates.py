@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tgfx
 from tests.support import promises
+from tests.support.residual_gates import check_cut, set_gates
 from tests.support.residual_models import BLOCKS, ResidualCase, trained_once
 from tgfx.errors import NothingToGateError
 
@@ -23,26 +24,6 @@ IDS = [" + ".join(case.names) for case in CASES]
 
 def layers(gated: tgfx.GatedModule) -> list[tgfx.Group]:
     return [group for group in gated.groups if group.kind == "layer"]
-
-
-def set_gates(gated: tgfx.GatedModule, seed: int, density: float = 0.5) -> None:
-    """Branches and channels at random; one channel of every group stays."""
-    generator = torch.Generator().manual_seed(seed)
-    for group in gated.facts.coupling.groups:
-        gate = gated.gates[group.name]
-        mask = torch.rand(gate.weight.shape, generator=generator) < density
-        if group.kind == "channel":
-            mask[int(torch.randint(group.size, (), generator=generator))] = True
-        gate.set_open_(mask)
-
-
-def check_cut(case: ResidualCase, gated: tgfx.GatedModule) -> torch.nn.Module:
-    compact = tgfx.shrink(gated.eval()).eval()
-    promises.exact_cut(case, gated, compact)
-    promises.exact_price(case, gated, compact)
-    promises.price_as_polynomial(gated)
-    promises.only_torch_modules(compact)
-    return compact
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
