@@ -221,10 +221,8 @@ class _Surgeon:
 
     def _reordered(self, x: fx.Node, node: fx.Node, shuffle: Shuffle, values: dict[fx.Node, Any]) -> fx.Node:
         """x.index_select(...) in the place of the last node of a shuffle."""
-        everything = list(range(len(shuffle.order)))  # where only another axis is cut, inside of the chain
-        before, after = (everything if (kept := self.kept(n, shuffle.axis)) is None else kept for n in (x, node))
-        place = {position: index for index, position in enumerate(before)}
-        index = self.constant([place[shuffle.order[position]] for position in after])
+        before, after = self._left(x, shuffle.axis), self._left(node, shuffle.axis)
+        index = self.constant(look_up(before, [shuffle.order[position] for position in after]))
         args = (values[x], shuffle.axis, index)
         copy = self.graph.create_node("call_function", torch.index_select, args, name=node.name)
         copy.meta = dict(node.meta)
@@ -233,8 +231,7 @@ class _Surgeon:
     def _connected(self, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
         """What is left on the other side of a connection, looked up in what is left on this one; zeros for the rest."""
         x, axis, _ = node.args
-        whole = list(range(self.before(node)[axis]))  # type: ignore[index]
-        before, after = (whole if (kept := self.kept(n, axis)) is None else kept for n in (x, node))  # type: ignore[arg-type]
+        before, after = self._left(x, axis), self._left(node, axis)  # type: ignore[arg-type]
         value = values[x]  # type: ignore[index]
         if before == after and not self.keep_connections:
             return value
@@ -249,6 +246,11 @@ class _Surgeon:
         copy = self.graph.call_function(torch.index_select, (value, axis, self.constant(places)))
         copy.meta = dict(node.meta)
         return copy
+
+    def _left(self, node: fx.Node, axis: int) -> list[int]:
+        """Positions along an axis that stay, where that is all of them too."""
+        kept = self.kept(node, axis)
+        return list(range(self.before(node)[axis])) if kept is None else kept
 
     def _passed_on(self, node: fx.Node, left: fx.Node, value: fx.Node) -> fx.Node:
         """What is left of an addition is a tensor that others may hold: what writes into one must not be seen in both.

@@ -8,7 +8,6 @@ In the model as it is, and in the gated one, it gives what it was given. In the 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -45,4 +44,4 @@ def connected(rec: Recorder, x: Tensor, axis: int, out: Tensor) -> Tensor:
 def look_up(before: list[int], after: list[int]) -> list[int]:
     """For each position that stays behind a connection its place in what stays before it; one further where it went."""
     place = {position: index for index, position in enumerate(before)}
-    return np.array([place.get(position, len(before)) for position in after], dtype=np.int64).tolist()
+    return [place.get(position, len(before)) for position in after]
