@@ -9,7 +9,6 @@ Every parameter and buffer axis knows its atoms: slice them. Then bring the cons
 
 from __future__ import annotations
 
-import copy
 import operator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,14 +22,13 @@ from torch.nn import functional as F
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
-from tgfx.ir.take import take
-from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
 from tgfx.ops.connection import is_connection, look_up
-from tgfx.ops.modules import cut_module, is_resizable_module
 from tgfx.ops.naming import op_name
 from tgfx.ops.resize import resize
-from tgfx.passes.dead_branches import DeadBranches, parameters_of
+from tgfx.passes.cut_modules import ModuleCut
+from tgfx.passes.dead_branches import DeadBranches
 from tgfx.passes.demand import Demand, is_check
+from tgfx.passes.kept_positions import KeptPositions
 from tgfx.passes.survivors import Survivors
 
 _ARITHMETIC = {
@@ -81,16 +79,17 @@ def cut_with_places(
     """
     surgeon = _Surgeon(source, channels, survivors, dead, keep_connections=keep_connections)
     graph = surgeon.rewrite_graph()
-    root = surgeon.cut_modules(tensors, present)
+    modules = ModuleCut(source, surgeon, dead, surgeon.skipped, tensors, present)
+    root = modules.cut()
     for name, constant in surgeon.constants.items():
         root.register_buffer(name, constant, persistent=False)
     compact = fx.GraphModule(root, graph, class_name=type(source.module).__name__)
     eliminate_dead_code(compact)
-    surgeon.attach_rest(compact, root)
+    modules.attach_rest(compact, root)
     return CutModel(compact, surgeon.places(), {old.name: new.name for old, new in surgeon.readers.items()})
 
 
-class _Surgeon:
+class _Surgeon(KeptPositions):
     """Answers the resize rules (tgfx.ops.resize.Cut) and walks the graph."""
 
     def __init__(
@@ -102,19 +101,14 @@ class _Surgeon:
         *,
         keep_connections: bool,
     ) -> None:
-        self.source, self.channels, self.survivors, self.dead = source, channels, survivors, dead
+        super().__init__(channels, survivors)
+        self.source, self.dead = source, dead
         self.keep_connections = keep_connections
-        self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
-        self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
-        for node in source.module.graph.nodes:
-            if node.op == "call_module":
-                self.called[node.name not in dead.nodes].add(str(node.target))
         self.graph = fx.Graph()
         self.graph._codegen = source.module.graph._codegen
         self.constants: dict[str, Tensor] = {}
         self.values: dict[fx.Node, Any] = {}
         self.readers: dict[fx.Node, fx.Node] = {}  # where several nodes take the place of one, the first of them
-        self._kept: dict[tuple[str, int], list[np.ndarray | None]] = {}
         # shuffles that become a look-up, by their last node; and what is not needed any more
         self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
         self.skipped = dead.nodes.union(*(shuffle.inside for shuffle in self.replaced.values()))
@@ -124,35 +118,6 @@ class _Surgeon:
         return Demand(self.source.module)
 
     # -- what resize rules ask --------------------------------------------------------------------------------
-
-    def is_tensor(self, node: fx.Node) -> bool:
-        known = self.channels.nodes.get(node.name)
-        return known is not None and len(known.tensors) == 1 and node.name not in self.channels.containers
-
-    def before(self, node: fx.Node, index: int = 0) -> tuple[int, ...]:
-        ids = self.channels.nodes[node.name].tensors[index]
-        if ids is None:
-            raise IndexError(index)
-        return ids.shape
-
-    def kept(self, node: fx.Node, axis: int, index: int = 0) -> list[int] | None:
-        key = (node.name, index)
-        if key not in self._kept:
-            ids = self.channels.nodes[node.name].tensors[index]
-            self._kept[key] = self.survivors.kept(ids) if ids is not None else []
-        found = self._kept[key][axis] if self._kept[key] else None
-        return None if found is None else found.tolist()
-
-    def seen(self, node: fx.Node) -> tuple[tuple, dict]:
-        return self.channels.seen_args[node.name]
-
-    def groups(self, node: fx.Node, before: int) -> int:
-        """Groups that are left of a grouped convolution or GroupNorm."""
-        if self.channels.grouping.get(node.name) != "within":
-            return before
-        x = node.args[0] if node.args else node.kwargs["input"]
-        kept = self.kept(x, 1)  # type: ignore[arg-type]
-        return before if kept is None else before * len(kept) // self.before(x)[1]  # type: ignore[arg-type]
 
     def constant(self, indices: list[int]) -> fx.Node:
         name = f"kept_{len(self.constants)}"
@@ -221,7 +186,7 @@ class _Surgeon:
 
     def _reordered(self, x: fx.Node, node: fx.Node, shuffle: Shuffle, values: dict[fx.Node, Any]) -> fx.Node:
         """x.index_select(...) in the place of the last node of a shuffle."""
-        before, after = self._left(x, shuffle.axis), self._left(node, shuffle.axis)
+        before, after = self.left(x, shuffle.axis), self.left(node, shuffle.axis)
         index = self.constant(look_up(before, [shuffle.order[position] for position in after]))
         args = (values[x], shuffle.axis, index)
         copy = self.graph.create_node("call_function", torch.index_select, args, name=node.name)
@@ -231,7 +196,7 @@ class _Surgeon:
     def _connected(self, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
         """What is left on the other side of a connection, looked up in what is left on this one; zeros for the rest."""
         x, axis, _ = node.args
-        before, after = self._left(x, axis), self._left(node, axis)  # type: ignore[arg-type]
+        before, after = self.left(x, axis), self.left(node, axis)  # type: ignore[arg-type]
         value = values[x]  # type: ignore[index]
         if before == after and not self.keep_connections:
             return value
@@ -246,11 +211,6 @@ class _Surgeon:
         copy = self.graph.call_function(torch.index_select, (value, axis, self.constant(places)))
         copy.meta = dict(node.meta)
         return copy
-
-    def _left(self, node: fx.Node, axis: int) -> list[int]:
-        """Positions along an axis that stay, where that is all of them too."""
-        kept = self.kept(node, axis)
-        return list(range(self.before(node)[axis])) if kept is None else kept
 
     def _passed_on(self, node: fx.Node, left: fx.Node, value: fx.Node) -> fx.Node:
         """What is left of an addition is a tensor that others may hold: what writes into one must not be seen in both.
@@ -292,121 +252,3 @@ class _Surgeon:
                 with self.graph.inserting_after(index):
                     copy = self.graph.call_function(torch.index_select, (copy, axis, index))
         return copy
-
-    # -- modules and tensors --------------------------------------------------------------------------------------
-
-    def cut_modules(self, tensors: dict[str, Tensor], present: Survivors | None) -> nn.Module:
-        root = nn.Module()
-        root.training = self.source.module.training
-        self.sliced = self._sliced(tensors, present)
-        group_counts, shapes = self._group_counts(), self._input_shapes()
-        gone: set[str] = set()
-        for path, module in self.source.module.named_modules():
-            if not path or isinstance(module, fx.GraphModule):
-                continue
-            if path.rpartition(".")[0] in gone or self._is_gone(path, module):
-                gone.add(path)
-                continue
-            own = {
-                name: self.sliced[f"{path}.{name}"]
-                for name in [*module._parameters, *module._buffers]
-                if f"{path}.{name}" in self.sliced
-            }
-            if is_resizable_module(module) and not isinstance(module, nn.Sequential | nn.ModuleList):
-                smaller = cut_module(module, own, group_counts.get(path), shapes.get(path))
-                smaller._modules = {}
-            else:
-                smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
-            smaller.training = module.training
-            put_module(root, path, smaller)
-        for name in [*self.source.module._parameters, *self.source.module._buffers]:
-            if name in self.sliced:
-                put_tensor(root, name, self.sliced[name], self.source.module)
-        return root
-
-    def _is_gone(self, path: str, module: nn.Module) -> bool:
-        """No call of it, or of a layer in it, is left, and so no tensor of it either."""
-        if not self.dead.nodes or any(_within(called, path) for called in self.called[True]):
-            return False
-        own = [f"{path}.{name}" for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        if not own:
-            return any(_within(called, path) for called in self.called[False])
-        return all(name in self.gone for name in own)
-
-    def _called(self, path: str) -> bool:
-        """A closed box: keeps its own class, and all below it."""
-        boxes = {str(n.target) for n in self.source.module.graph.nodes if n.op == "call_module"}
-        return any(path == box or path.startswith(box + ".") for box in boxes)
-
-    def _sliced(self, tensors: dict[str, Tensor], present: Survivors | None) -> dict[str, Tensor]:
-        sliced: dict[str, Tensor] = {}
-        done: dict[int, Tensor] = {}
-        for table in (self.channels.params, self.channels.buffers):
-            for name, ids in table.items():
-                if name in self.gone:
-                    continue
-                tensor = tensors[name]
-                if id(tensor) not in done:
-                    smaller = take(tensor, self.survivors.kept_of(ids, present))
-                    if isinstance(tensor, nn.Parameter):
-                        smaller = nn.Parameter(smaller, tensor.requires_grad)
-                    done[id(tensor)] = smaller
-                sliced[name] = done[id(tensor)]
-        return sliced
-
-    def _input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape, after the cut, of what each layer is called with."""
-        shapes = {}
-        for node in self.source.module.graph.nodes:
-            if node.op == "call_module" and node.args and isinstance(node.args[0], fx.Node):
-                x = node.args[0]
-                if self.is_tensor(x) and x.name not in self.skipped and node.name not in self.skipped:
-                    kept = [self.kept(x, axis) for axis in range(len(self.before(x)))]
-                    sizes = zip(kept, self.before(x), strict=True)
-                    shapes[str(node.target)] = tuple(size if k is None else len(k) for k, size in sizes)
-        return shapes
-
-    def _group_counts(self) -> dict[str, int]:
-        counts = {}
-        for node in self.source.module.graph.nodes:
-            if node.op == "call_module" and node.name in self.channels.grouping and node.name not in self.dead.nodes:
-                module = self.source.module.get_submodule(str(node.target))
-                before = getattr(module, "groups", None) or getattr(module, "num_groups", 1)
-                counts[str(node.target)] = self.groups(node, before)
-        return counts
-
-    def attach_rest(self, compact: fx.GraphModule, root: nn.Module) -> None:
-        """Tensors the graph does not use stay too, under their names."""
-        for path, module in root.named_modules():
-            if path and not has_module(compact, path):
-                compact.add_submodule(path, module)
-        for name, tensor in self.sliced.items():
-            if find(compact, name) is None:
-                put_tensor(compact, name, tensor, self.source.module)
-        for path, module in root.named_modules():
-            compact.get_submodule(path)._non_persistent_buffers_set |= module._non_persistent_buffers_set
-        put_in_order(compact, self.source.module)
-        compact.train(self.source.module.training)
-        for path, module in self.source.module.named_modules():
-            if path and has_module(compact, path):
-                compact.get_submodule(path).training = module.training
-
-
-def _within(path: str, parent: str) -> bool:
-    return path == parent or path.startswith(parent + ".")
-
-
-def _container(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
-    plain = nn.Module()
-    plain._parameters = {n: own.get(n) for n in module._parameters}  # type: ignore[assignment]
-    plain._buffers = {n: own.get(n) for n in module._buffers}
-    plain._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
-    return plain
-
-
-def _shallow(module: nn.Module, own: dict[str, Tensor]) -> nn.Module:
-    smaller = copy.copy(module)
-    smaller._parameters = {n: own.get(n) for n in module._parameters}  # type: ignore[assignment]
-    smaller._buffers = {n: own.get(n) for n in module._buffers}
-    smaller._modules = {}
-    return smaller
