@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from examples.cifar10 import data
+from examples.resnet56.losses import LOSSES
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 from examples.vgg16.steps import Experiment, Settings
 
@@ -40,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     settings = Settings(
         tune_steps=options.steps or Settings.tune_steps, joint_steps=options.steps or Settings.joint_steps,
-        gate_steps=options.steps or Settings.gate_steps, joint_lr=options.lr, close=options.close,
-        shares=options.shares, seed=options.seed, bf16=options.bf16,
+        gate_steps=options.steps or Settings.gate_steps, gate_loss=options.loss, joint_lr=options.lr,
+        close=options.close, shares=options.shares, seed=options.seed, bf16=options.bf16,
     )  # fmt: skip
     make = partial(VGG, fully=FULLY if options.fully else ())
     own = Experiment(make, train, test, options.out, settings, show=not options.quiet)
@@ -102,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
     parser.add_argument("--steps", type=int, help="of this step; for gates: at each share")
     parser.add_argument("--shares", type=float, nargs="+", default=Settings().shares, help="to keep, for gates")
+    parser.add_argument(
+        "--loss", choices=("labels", *LOSSES), default=Settings.gate_loss, help="for gates; see resnet56/losses.py"
+    )
     parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
     parser.add_argument("--close", type=float, default=Settings.close, help="share of the joint steps until the budget")
     parser.add_argument("--seed", type=int, default=0)

@@ -24,7 +24,7 @@ import tgfx
 from examples.cifar10 import data
 from examples.curve_figure import draw
 from examples.finished import check_finished, load_finished_
-from examples.resnet56.losses import blurred
+from examples.resnet56.losses import LOSSES
 from examples.resnet56.run import accuracy
 
 EXAMPLE = (1, 3, 32, 32)
@@ -42,6 +42,7 @@ class Settings:
     close: float = 0.5  # share of the joint steps after which the budget is reached
     gate_steps: int = 100  # for each share
     gate_batch: int = 128
+    gate_loss: str = "blur"  # see examples/resnet56/losses.py, or "labels"
     shares: list[float] = field(default_factory=lambda: [0.5, 0.3, 0.2, 0.1])
     recalibrate: int = 60  # batches
     seed: int = 0
@@ -104,7 +105,7 @@ class Experiment:
                     budget={"params": share},
                     steps=own.gate_steps,
                     train="gates",
-                    training_step=blurred(model),
+                    **self._gate_loss(model),
                     recalibrate=own.recalibrate,
                     batch=own.gate_batch,
                 )
@@ -115,6 +116,10 @@ class Experiment:
         line = [(1.0, before), *((cut["params"], cut["accuracy"]) for cut in found.values())]
         draw({"gates": line}, self.out / "gates.svg", title="test accuracy, weights frozen", unit="weights")
         return found
+
+    def _gate_loss(self, model: nn.Module) -> dict[str, Any]:
+        name = self.settings.gate_loss
+        return {} if name == "labels" else {"training_step": LOSSES[name](model)}
 
     def joint(self, share: float) -> dict[str, Any]:
         name, own = f"joint-{share:g}", self.settings
