@@ -86,27 +86,12 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         seed=options.seed,
     )
     check_finished(result)
-    as_trained = accuracy(gated, test)
-    finished = tgfx.finish(gated, flops=options.budget) if options.rule == "default" else None
-    compact = finished.model if finished is not None else tgfx.shrink(gated)
     report = {
-        "train": options.train,
-        "rule": options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}",
-        "budget": options.budget,
-        "granularity": options.granularity,
+        **_asked(options),
         "loss": loss,
         "steps": result.steps,
-        "batch": options.batch,
-        "lr": options.lr,
-        "bf16": options.bf16,
-        "close": options.close,
-        "seed": options.seed,
-        "flops": gated.ratio("flops").item(),
-        "params": gated.ratio("params").item(),
+        **_measured(options, gated, test),
         "before": whole,
-        "trained": as_trained,
-        "compact": accuracy(compact, test),
-        "widths": {group.name: gated.gates[group.name].open_count() for group in gated.groups if not group.frozen},
         "seconds": round(result.seconds),
         "wall": round(time.time() - began),
     }
@@ -114,6 +99,25 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     if not options.quiet:
         print({key: value for key, value in report.items() if key != "widths"})
     return report
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    same = ("train", "budget", "granularity", "batch", "lr", "bf16", "close", "seed")
+    rule = options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}"
+    return {**{name: getattr(options, name) for name in same}, "rule": rule}
+
+
+def _measured(options: argparse.Namespace, gated: tgfx.GatedModule, test: data.Images) -> dict[str, Any]:
+    """What the gated model takes and how right it is, and how right the cut one."""
+    as_trained = accuracy(gated, test)
+    compact = tgfx.finish(gated, flops=options.budget).model if options.rule == "default" else tgfx.shrink(gated)
+    return {
+        "flops": gated.ratio("flops").item(),
+        "params": gated.ratio("params").item(),
+        "trained": as_trained,
+        "compact": accuracy(compact, test),
+        "widths": {group.name: gated.gates[group.name].open_count() for group in gated.groups if not group.frozen},
+    }
 
 
 def _gates(options: argparse.Namespace) -> tgfx.GateSpec | None:
