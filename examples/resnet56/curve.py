@@ -4,8 +4,8 @@ python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/
 python -m examples.resnet56.curve --quick
 
 Each run goes down from share to share. Gates are over channels, or over connections too (which channels of a residual
-sum each layer reads and each branch adds to); batch norm's statistics are measured anew, or kept too. With
---norm-steps, a copy of each cut model with new statistics trains batch norm's scale and shift, and no other weight.
+sum each layer reads and each branch adds to). Batch norm's statistics are measured anew, or kept too, or its scale and
+shift are trained as well at each share, once its gates stand still, and no other weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from torch import nn
 import tgfx
 from examples.cifar10 import data
 from examples.curve_figure import draw
-from examples.finished import check_finished, load_finished_
+from examples.finished import check_finished
 from examples.resnet56.losses import LOSSES, softened
 from examples.resnet56.norms import train_norms_
 from examples.resnet56.run import accuracy, quick_model, whole_model
@@ -38,19 +38,23 @@ WATCH = 0.2  # of the steps at a share in which gates are only watched: each sha
 
 @dataclass(frozen=True)
 class Run:
-    """What gates are over, and with how many batches batch norm's statistics are measured at each share."""
+    """What gates are over, and with how many batches batch norm's statistics are measured at each share.
+
+    trained: batch norm's scale and shift are trained at each share, and the next one begins with them.
+    """
 
     granularity: str
     measured: int
+    trained: bool = False
 
 
 RUNS = {
     "connections": Run("connection", MEASURED),
+    "connections, scale and shift trained": Run("connection", MEASURED, trained=True),
     "connections, statistics kept": Run("connection", 0),
     "channels": Run("channel", MEASURED),
     "channels, statistics kept": Run("channel", 0),
 }
-TRAINED = ", scale and shift trained"  # behind the name of a run
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Task:
     test: data.Images
     shares: Sequence[float]
     steps: int  # at each share
-    norm_steps: int  # to train scale and shift of batch norm, at each share; 0: not at all
+    norm_steps: int  # at each share, in a run that trains batch norm's scale and shift
     batch: int
     loss: str
     bf16: bool
@@ -91,34 +95,21 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
         if not found.is_file():
             found.write_text(json.dumps(asdict(_point(task, gated, run, share, folder)), indent=1))
             (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
-        load_finished_(gated, folder / "checkpoint.pt")
-        points.append(_told(found))
-        if own.measured and task.norm_steps:
-            trained = folder / "norms.json"
-            if not trained.is_file():
-                trained.write_text(json.dumps(asdict(_with_norms(task, gated, points[-1])), indent=1))
-            points.append(_told(trained))
+        gated.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        points.append(Point(**json.loads(found.read_text())))
+        print(points[-1], flush=True)
     return points
 
 
-def _told(result: Path) -> Point:
-    point = Point(**json.loads(result.read_text()))
-    print(point, flush=True)
-    return point
-
-
-def _with_norms(task: Task, gated: tgfx.GatedModule, cut: Point) -> Point:
-    """The cut model of a share with its batch norm trained; the way down goes on from the one without."""
-    began, small = time.time(), tgfx.shrink(gated)
-    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed)
-    train_norms_(
-        small, batches, softened(task.model), steps=task.norm_steps, measure=MEASURED, bf16=task.bf16
-    )  # fmt: skip
-    seconds = round(time.time() - began)
-    return replace(cut, run=cut.run + TRAINED, accuracy=accuracy(small, task.test), seconds=seconds)
+def _train_norms(task: Task, gated: tgfx.GatedModule) -> None:
+    """Towards the answers of the whole model, with the gates as they are."""
+    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed + 1)
+    step = softened(task.model)
+    train_norms_(gated, batches, step, steps=task.norm_steps, measure=MEASURED, bf16=task.bf16)
 
 
 def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: Path) -> Point:
+    began = time.time()
     result = tgfx.fit(
         gated,
         data.Batches(task.train, task.batch, augment=True, seed=task.seed),
@@ -137,10 +128,13 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
         seed=task.seed,
     )
     check_finished(result)
+    if RUNS[run].trained:
+        _train_norms(task, gated)
+    torch.save(gated.state_dict(), folder / "model.pt")
     gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
     right = accuracy(tgfx.shrink(gated), task.test)
-    return Point(run, share, ratios["flops"], ratios["params"], right, round(result.seconds))
+    return Point(run, share, ratios["flops"], ratios["params"], right, round(time.time() - began))
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Point]:
@@ -177,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
     parser.add_argument("--runs", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), help="default: all")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
-    parser.add_argument("--norm-steps", type=int, default=0, help="at each share, for batch norm's scale and shift")
+    parser.add_argument("--norm-steps", type=int, default=200, help="at each share, for batch norm's scale and shift")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")

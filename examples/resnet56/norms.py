@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import nn
 import tgfx
 from examples.resnet56.losses import Step
 
-LR = 1e-3  # for a trained net; higher ones first lead away from it
+LR = 3e-3
+WARM = 10  # steps in which the rate rises: a trained net is soon led away from where it is
 
 
 def train_norms_(
@@ -30,8 +32,8 @@ def train_norms_(
     model.requires_grad_(False)
     for parameter in own:
         parameter.requires_grad_(True)
-    optimizer = torch.optim.Adam(own, lr=lr)
-    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    optimizer = torch.optim.Adam(own, lr=lr, betas=(0.9, 0.99))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _rate(done, steps))
     model.train()
     endless = _again(batches)
     for _ in range(steps):
@@ -45,6 +47,10 @@ def train_norms_(
         parameter.requires_grad_(before)
     tgfx.recalibrate(model, batches, limit=measure)
     return sum(p.numel() for p in own)
+
+
+def _rate(done: int, steps: int) -> float:
+    return min(1.0, (done + 1) / WARM) * (1 + math.cos(math.pi * done / steps)) / 2
 
 
 def _again(batches: Iterable[Any]) -> Iterator[Any]:
