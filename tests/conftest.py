@@ -7,6 +7,9 @@ import torch
 from hypothesis import settings
 
 from tests.support import torchvision_ops  # noqa: F401  before any test imports torchvision
+from tests.support.processor import avoid_broken_amx
+
+avoid_broken_amx()
 
 # `make test` runs two workers on two cores; more threads would only fight for them.
 torch.set_num_threads(1)
