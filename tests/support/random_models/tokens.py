@@ -314,7 +314,7 @@ class Frozen(Block):
         if self.how == "lstm":
             y, _ = self.lstm(y)
         elif self.how == "argsort":
-            y = y + 0.1 * torch.argsort(y, dim=-1)
+            y = y + 0.1 * torch.argsort(y, dim=-1).to(y.dtype)
         else:
             y = torch.cumsum(y, dim=-1 if self.how == "cumsum" else 1)
         return self.last(y)
