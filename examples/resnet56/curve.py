@@ -4,8 +4,9 @@ python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/
 python -m examples.resnet56.curve --quick
 
 Each run goes down from share to share. Gates are over channels, or over connections too (which channels of a residual
-sum each layer reads and each branch adds to). Batch norm's statistics are measured anew, or kept too, or its scale and
-shift are trained as well at each share, once its gates stand still, and no other weight.
+sum each layer reads and each branch adds to); then the shift of a branch's last batch norm stays when a gate closes, or
+goes too (shifts.py). Batch norm's statistics are measured anew, or kept. One run takes the gates of another and trains
+batch norm's scale and shift, and no other weight.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from examples.finished import check_finished
 from examples.resnet56.losses import LOSSES, softened
 from examples.resnet56.norms import train_norms_
 from examples.resnet56.run import accuracy, quick_model, whole_model
+from examples.resnet56.shifts import shift_names, with_shifts_on_shortcuts
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MEASURED = 60  # batches to measure batch norm's statistics with
+MODEL = "model.pt"
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 WATCH = 0.2  # of the steps at a share in which gates are only watched: each share gathers its evidence anew
 
@@ -40,18 +43,20 @@ WATCH = 0.2  # of the steps at a share in which gates are only watched: each sha
 class Run:
     """What gates are over, and with how many batches batch norm's statistics are measured at each share.
 
-    trained: batch norm's scale and shift are trained at each share, and the next one begins with them.
+    shifted: shifts stand on shortcuts, where no gate takes them away.
+    gates_of: the run whose gates are taken at each share, to train batch norm's scale and shift.
     """
 
     granularity: str
     measured: int
-    trained: bool = False
+    shifted: bool = False
+    gates_of: str | None = None
 
 
 RUNS = {
-    "connections": Run("connection", MEASURED),
-    "connections, scale and shift trained": Run("connection", MEASURED, trained=True),
-    "connections, statistics kept": Run("connection", 0),
+    "connections": Run("connection", MEASURED, shifted=True),
+    "connections, scale and shift trained": Run("connection", MEASURED, shifted=True, gates_of="connections"),
+    "connections, shifts go too": Run("connection", MEASURED),
     "channels": Run("channel", MEASURED),
     "channels, statistics kept": Run("channel", 0),
 }
@@ -86,30 +91,33 @@ class Task:
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
     """From share to share; what was done before is read back."""
     own = RUNS[run]
-    gated = tgfx.transform(copy.deepcopy(task.model), EXAMPLE, granularity=own.granularity)
+    model = with_shifts_on_shortcuts(task.model) if own.shifted else copy.deepcopy(task.model)
+    gated = tgfx.transform(model, EXAMPLE, granularity=own.granularity)
     points = []
     for share in task.shares:
-        folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _folder(out, run, share)
         found = folder / "result.json"
         if not found.is_file():
-            found.write_text(json.dumps(asdict(_point(task, gated, run, share, folder)), indent=1))
+            began = time.time()
+            folder.mkdir(parents=True, exist_ok=True)
+            if own.gates_of is None:
+                _train_gates(task, gated, own, share, folder)
+            else:
+                _train_norms(task, gated, _folder(out, own.gates_of, share) / MODEL, shift_names(model))
+            torch.save(gated.state_dict(), folder / MODEL)
+            found.write_text(json.dumps(asdict(_point(task, gated, run, share, began)), indent=1))
             (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
-        gated.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        gated.load_state_dict(torch.load(folder / MODEL, weights_only=True))
         points.append(Point(**json.loads(found.read_text())))
         print(points[-1], flush=True)
     return points
 
 
-def _train_norms(task: Task, gated: tgfx.GatedModule) -> None:
-    """Towards the answers of the whole model, with the gates as they are."""
-    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed + 1)
-    step = softened(task.model)
-    train_norms_(gated, batches, step, steps=task.norm_steps, measure=MEASURED, bf16=task.bf16)
+def _folder(out: Path, run: str, share: float) -> Path:
+    return out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
 
 
-def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: Path) -> Point:
-    began = time.time()
+def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, folder: Path) -> None:
     result = tgfx.fit(
         gated,
         data.Batches(task.train, task.batch, augment=True, seed=task.seed),
@@ -118,7 +126,7 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
         steps=task.steps,
         schedule=tgfx.Schedule(task.steps, watch=WATCH, close=0.7, hold=0.95),
         train="gates",
-        recalibrate=RUNS[run].measured,
+        recalibrate=run.measured,
         amp=torch.bfloat16 if task.bf16 else None,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=100,
@@ -128,9 +136,19 @@ def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, folder: 
         seed=task.seed,
     )
     check_finished(result)
-    if RUNS[run].trained:
-        _train_norms(task, gated)
-    torch.save(gated.state_dict(), folder / "model.pt")
+
+
+def _train_norms(task: Task, gated: tgfx.GatedModule, model: Path, shifts: frozenset[str]) -> None:
+    """Towards the answers of the whole model, with the gates as they are in the file `model`."""
+    if not model.is_file():
+        raise FileNotFoundError(f"no gates at {model}: the run whose gates are taken comes first, with the same shares")
+    gated.load_state_dict(torch.load(model, weights_only=True))
+    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed + 1)
+    step = softened(task.model)
+    train_norms_(gated, batches, step, steps=task.norm_steps, measure=MEASURED, bf16=task.bf16, also=shifts)
+
+
+def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, began: float) -> Point:
     gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
     right = accuracy(tgfx.shrink(gated), task.test)

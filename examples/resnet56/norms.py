@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,9 +25,14 @@ def train_norms_(
     measure: int,
     lr: float = LR,
     bf16: bool = False,
+    also: Collection[str] = (),
 ) -> int:
-    """Train scale and shift for `steps`, then measure the statistics with `measure` batches; how many numbers moved."""
+    """Train scale and shift for `steps`, then measure the statistics with `measure` batches; how many numbers moved.
+
+    also: names of parameters that hold shifts of batch norm elsewhere.
+    """
     own = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False)]
+    own += [parameter for name, parameter in model.named_parameters() if name in also]
     asked = [(p, p.requires_grad) for p in model.parameters()]
     model.requires_grad_(False)
     for parameter in own:

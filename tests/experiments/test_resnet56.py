@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import tgfx
+from examples.benchmarks.resnet56 import BasicBlock
 from examples.cifar10 import data
 from examples.resnet56 import curve
 from examples.resnet56 import run as resnet56
 from examples.resnet56.losses import softened
 from examples.resnet56.norms import train_norms_
+from examples.resnet56.shifts import shift_names, with_shifts_on_shortcuts
 
 
 @pytest.mark.parametrize("train", ["joint", "gates"])
@@ -37,6 +41,56 @@ def test_resnet56_curve_quick() -> None:
     for point in points:
         assert point.share - 0.05 <= point.flops <= point.share
         assert 0 <= point.accuracy <= 1
+
+
+def _with_shifts() -> nn.Module:
+    """Shifts of a new net are 0, and none would be missed."""
+    model = resnet56.quick_model().eval()
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.bias, 0.5, 1.0)
+    return model
+
+
+def test_shifts_on_shortcuts_change_nothing() -> None:
+    model = _with_shifts()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted, found = model(x), with_shifts_on_shortcuts(model).eval()(x)
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+def test_what_a_branch_adds_at_rest_stays_when_its_gates_close() -> None:
+    """All that the branches add is closed: of each the shift is left, in the gated and in the cut model."""
+    model = _with_shifts()
+    gated = tgfx.transform(with_shifts_on_shortcuts(model), torch.zeros(1, 3, 32, 32), granularity="connection").eval()
+    for group in gated.groups:
+        if any(str(member).endswith("bn2.weight[0]") for member in group.members):
+            gated.gates[group.name].set_open_(torch.zeros(group.size, dtype=torch.bool))
+    with torch.no_grad():
+        for block in (block for block in model.modules() if isinstance(block, BasicBlock)):
+            block.bn2.weight.zero_()
+        x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        wanted = model(x)
+        for found in (gated(x), tgfx.shrink(gated).eval()(x)):
+            assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+def test_shifts_on_shortcuts_are_trained_with_batch_norm() -> None:
+    model = with_shifts_on_shortcuts(_with_shifts())
+    gated = tgfx.transform(model, torch.zeros(1, 3, 32, 32), granularity="connection")
+    names = shift_names(model)
+    before = {name: gated.get_parameter(name).clone() for name in names}
+    assert len(names) == 3
+    batches = data.Batches(data.made(64), 32, augment=False)
+    train_norms_(gated, batches, softened(resnet56.quick_model()), steps=2, measure=2, also=names)
+    assert not any(torch.equal(gated.get_parameter(name), before[name]) for name in names)
+
+
+def test_gates_that_are_to_be_taken_must_be_there(tmp_path: Path) -> None:
+    task = curve.Task(resnet56.quick_model(), data.made(64), data.made(64), (0.8,), 2, 2, 32, "blur", False, 0)
+    with pytest.raises(FileNotFoundError, match="the run whose gates are taken comes first"):
+        curve.go_down(task, "connections, scale and shift trained", tmp_path)
 
 
 def test_resnet56_taught_in_bfloat16() -> None:
