@@ -4,9 +4,7 @@ python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/
 python -m examples.resnet56.curve --quick
 
 Each run goes down from share to share. Gates are over channels, or over connections too (which channels of a residual
-sum each layer reads and each branch adds to); then the shift of a branch's last batch norm stays when a gate closes, or
-goes too (shifts.py). Batch norm's statistics are measured anew, or kept. One run takes the gates of another and trains
-batch norm's scale and shift, and no other weight.
+sum each layer reads and each branch adds to); batch norm's statistics are measured anew, or kept too.
 """
 
 from __future__ import annotations
@@ -27,10 +25,8 @@ import tgfx
 from examples.cifar10 import data
 from examples.curve_figure import draw
 from examples.finished import check_finished
-from examples.resnet56.losses import LOSSES, softened
-from examples.resnet56.norms import train_norms_
+from examples.resnet56.losses import LOSSES
 from examples.resnet56.run import accuracy, quick_model, whole_model
-from examples.resnet56.shifts import shift_names, with_shifts_on_shortcuts
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MEASURED = 60  # batches to measure batch norm's statistics with
@@ -41,22 +37,15 @@ WATCH = 0.2  # of the steps at a share in which gates are only watched: each sha
 
 @dataclass(frozen=True)
 class Run:
-    """What gates are over, and with how many batches batch norm's statistics are measured at each share.
-
-    shifted: shifts stand on shortcuts, where no gate takes them away.
-    gates_of: the run whose gates are taken at each share, to train batch norm's scale and shift.
-    """
+    """What gates are over, and with how many batches batch norm's statistics are measured at each share."""
 
     granularity: str
     measured: int
-    shifted: bool = False
-    gates_of: str | None = None
 
 
 RUNS = {
-    "connections": Run("connection", MEASURED, shifted=True),
-    "connections, scale and shift trained": Run("connection", MEASURED, shifted=True, gates_of="connections"),
-    "connections, shifts go too": Run("connection", MEASURED),
+    "connections": Run("connection", MEASURED),
+    "connections, statistics kept": Run("connection", 0),
     "channels": Run("channel", MEASURED),
     "channels, statistics kept": Run("channel", 0),
 }
@@ -81,7 +70,6 @@ class Task:
     test: data.Images
     shares: Sequence[float]
     steps: int  # at each share
-    norm_steps: int  # at each share, in a run that trains batch norm's scale and shift
     batch: int
     loss: str
     bf16: bool
@@ -91,19 +79,15 @@ class Task:
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
     """From share to share; what was done before is read back."""
     own = RUNS[run]
-    model = with_shifts_on_shortcuts(task.model) if own.shifted else copy.deepcopy(task.model)
-    gated = tgfx.transform(model, EXAMPLE, granularity=own.granularity)
+    gated = tgfx.transform(copy.deepcopy(task.model), EXAMPLE, granularity=own.granularity)
     points = []
     for share in task.shares:
-        folder = _folder(out, run, share)
+        folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
         found = folder / "result.json"
         if not found.is_file():
             began = time.time()
             folder.mkdir(parents=True, exist_ok=True)
-            if own.gates_of is None:
-                _train_gates(task, gated, own, share, folder)
-            else:
-                _train_norms(task, gated, _folder(out, own.gates_of, share) / MODEL, shift_names(model))
+            _train_gates(task, gated, own, share, folder)
             torch.save(gated.state_dict(), folder / MODEL)
             found.write_text(json.dumps(asdict(_point(task, gated, run, share, began)), indent=1))
             (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
@@ -111,10 +95,6 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
         points.append(Point(**json.loads(found.read_text())))
         print(points[-1], flush=True)
     return points
-
-
-def _folder(out: Path, run: str, share: float) -> Path:
-    return out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
 
 
 def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, folder: Path) -> None:
@@ -138,16 +118,6 @@ def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, fo
     check_finished(result)
 
 
-def _train_norms(task: Task, gated: tgfx.GatedModule, model: Path, shifts: frozenset[str]) -> None:
-    """Towards the answers of the whole model, with the gates as they are in the file `model`."""
-    if not model.is_file():
-        raise FileNotFoundError(f"no gates at {model}: the run whose gates are taken comes first, with the same shares")
-    gated.load_state_dict(torch.load(model, weights_only=True))
-    batches = data.Batches(task.train, task.batch, augment=True, seed=task.seed + 1)
-    step = softened(task.model)
-    train_norms_(gated, batches, step, steps=task.norm_steps, measure=MEASURED, bf16=task.bf16, also=shifts)
-
-
 def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, began: float) -> Point:
     gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
@@ -159,12 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     if options.quick:
-        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 10, 32, "blur", False, 0)
+        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "blur", False, 0)
         with tempfile.TemporaryDirectory() as folder:
             return _all(task, Path(folder), tuple(RUNS))
     train, test = data.load(options.data)
     task = Task(
-        whole_model(options.weights), train, test, options.shares, options.steps, options.norm_steps, options.batch,
+        whole_model(options.weights), train, test, options.shares, options.steps, options.batch,
         options.loss, options.bf16, options.seed,
     )  # fmt: skip
     return _all(task, options.out, options.runs)
@@ -189,7 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
     parser.add_argument("--runs", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), help="default: all")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
-    parser.add_argument("--norm-steps", type=int, default=200, help="at each share, for batch norm's scale and shift")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")

@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     gated = tgfx.transform(
         copy.deepcopy(model), torch.randn(1, 3, 32, 32), granularity=options.granularity, gate=_gates(options)
     )
-    loss = options.loss or ("blur" if options.train == "gates" else "labels")
+    loss = options.loss or ("labels" if options.train == "joint" else "blur")
     step = LOSSES.get(loss)
     steps = options.steps or round(options.epochs * len(loader))
     result = tgfx.fit(
@@ -70,13 +70,14 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         budget={"flops": options.budget},
         steps=steps,
         schedule=_schedule(options, steps),
-        train=options.train,
+        train="gates" if options.train == "gates" else "joint",
+        optimizer=for_norms(gated, options.lr) if options.train == "norms" else None,
         rule=options.rule,
         weight=options.weight,
         lr=options.lr,
         gate_lr=options.gate_lr,
         amp=torch.bfloat16 if options.bf16 else None,
-        recalibrate=options.recalibrate if options.train == "gates" else 0,
+        recalibrate=options.recalibrate if options.train != "joint" else 0,
         compact_every=options.compact_every,
         checkpoint=options.out / "checkpoint.pt",
         checkpoint_every=200,
@@ -120,6 +121,15 @@ def _measured(options: argparse.Namespace, gated: tgfx.GatedModule, test: data.I
     }
 
 
+def for_norms(gated: tgfx.GatedModule, lr: float) -> torch.optim.Optimizer:
+    """Holds the gates and batch norm's scale and shift; all other weights ask for no gradient from now on."""
+    own = {id(p) for m in gated.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False)}
+    own |= {id(gate.weight) for gate in gated.gates.values()}
+    for parameter in gated.parameters():
+        parameter.requires_grad_(id(parameter) in own)
+    return torch.optim.Adam(tgfx.param_groups(gated, lr=lr), betas=(0.9, 0.99))
+
+
 def _gates(options: argparse.Namespace) -> tgfx.GateSpec | None:
     """The paper's rule begins with random gates; the default rule with open ones."""
     return tgfx.GateSpec(init="random") if options.rule == "paper" else None
@@ -150,7 +160,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
-    parser.add_argument("--train", choices=("joint", "gates"), default="joint")
+    parser.add_argument(
+        "--train",
+        choices=("joint", "norms", "gates"),
+        default="joint",
+        help="gates and: all weights, batch norm's scale and shift, none",
+    )
     parser.add_argument("--granularity", choices=("channel", "connection"), default="channel")
     parser.add_argument("--rule", choices=("default", "paper"), default="default")
     parser.add_argument("--weight", type=float, help="the paper's lambda, for --rule paper")
@@ -161,12 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument(
-        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: blur for gates, labels for joint"
+        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: labels for joint, else blur"
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")
     parser.add_argument("--compact-every", type=int)
-    parser.add_argument("--recalibrate", type=int, default=0, help="gates only: batches to measure batch norm with")
+    parser.add_argument("--recalibrate", type=int, default=0, help="batches to measure batch norm with, not in joint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/resnet56"))
