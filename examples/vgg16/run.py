@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            return _quick(Path(folder), show=not options.quiet)
+            return _quick(Path(folder), options.loss, show=not options.quiet)
     if options.step is None or options.data is None:
         raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
     train, test = data.load(options.data)
@@ -79,11 +79,11 @@ def _from_tuned_(model: nn.Module, folder: Path) -> None:
     model.features.load_state_dict(own)
 
 
-def _quick(out: Path, *, show: bool) -> dict[str, Any]:
+def _quick(out: Path, loss: str, *, show: bool) -> dict[str, Any]:
     """All four steps with a small net, from random weights, on images made here."""
     settings = Settings(
         batch=32, tune_steps=60, tune_lr=0.05, joint_steps=60, joint_lr=0.03, gate_steps=30, gate_batch=32,
-        shares=[0.5, 0.2], recalibrate=10,
+        shares=[0.5, 0.2], recalibrate=10, gate_loss=loss,
     )  # fmt: skip
     torch.manual_seed(0)
     # a mirrored grating would be one of another class

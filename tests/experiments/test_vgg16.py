@@ -13,8 +13,10 @@ from examples.vgg16 import run as vgg16
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 
 
-def test_vgg16_quick() -> None:
-    found = vgg16.main(["--quick", "--quiet"])
+@pytest.mark.parametrize("loss", ["blur", "labels"])
+def test_vgg16_quick(loss: str) -> None:
+    found = vgg16.main(["--quick", "--quiet", "--loss", loss])
+    assert found["gates-0.2"]["settings"]["gate_loss"] == loss
     assert found["tune"]["accuracy"] > 0.9  # of ten classes
     for name, budget in (("gates-0.5", 0.5), ("gates-0.2", 0.2), ("joint", 0.1)):
         own = found[name]
