@@ -59,8 +59,32 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     gated = tgfx.transform(
         copy.deepcopy(model), torch.randn(1, 3, 32, 32), granularity=options.granularity, gate=_gates(options)
     )
-    loss = options.loss or ("labels" if options.train == "joint" else "blur")
-    step = LOSSES.get(loss)
+    result = _train(options, gated, model, loader)
+    seconds = result.seconds + _settle(options, gated, model, loader)
+    report = {
+        **_asked(options),
+        "loss": _loss(options),
+        "steps": result.steps,
+        **_measured(options, gated, test),
+        "before": whole,
+        "seconds": round(seconds),
+        "wall": round(time.time() - began),
+    }
+    (options.out / "result.json").write_text(json.dumps(report, indent=1))
+    if not options.quiet:
+        print({key: value for key, value in report.items() if key != "widths"})
+    return report
+
+
+def _loss(options: argparse.Namespace) -> str:
+    return options.loss or ("labels" if options.train == "joint" else "blur")
+
+
+def _train(
+    options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches
+) -> tgfx.FitResult:
+    """To the budget; `model` answers what the gated one is to learn."""
+    step = LOSSES.get(_loss(options))
     steps = options.steps or round(options.epochs * len(loader))
     result = tgfx.fit(
         gated,
@@ -87,23 +111,38 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         seed=options.seed,
     )
     check_finished(result)
-    report = {
-        **_asked(options),
-        "loss": loss,
-        "steps": result.steps,
-        **_measured(options, gated, test),
-        "before": whole,
-        "seconds": round(result.seconds),
-        "wall": round(time.time() - began),
-    }
-    (options.out / "result.json").write_text(json.dumps(report, indent=1))
-    if not options.quiet:
-        print({key: value for key, value in report.items() if key != "widths"})
-    return report
+    return result
+
+
+def _settle(options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches) -> float:
+    """Batch norm alone, gates as they are, towards the answers themselves: noise on them tells of gates only.
+
+    Gives the seconds it took.
+    """
+    if not options.settle or options.train != "norms":
+        return 0.0
+    result = tgfx.fit(
+        gated,
+        loader,
+        training_step=LOSSES["match"](model),
+        budget=None,
+        steps=options.settle,
+        optimizer=for_norms(gated, options.lr),
+        amp=torch.bfloat16 if options.bf16 else None,
+        recalibrate=options.recalibrate,
+        checkpoint=options.out / "settle.pt",
+        checkpoint_every=200,
+        log=options.out / "settle",
+        log_every=50,
+        progress=not options.quiet,
+        seed=options.seed + 1,
+    )
+    check_finished(result)
+    return result.seconds
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    same = ("train", "budget", "granularity", "batch", "lr", "bf16", "close", "seed")
+    same = ("train", "budget", "granularity", "batch", "lr", "bf16", "close", "settle", "seed")
     rule = options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}"
     return {**{name: getattr(options, name) for name in same}, "rule": rule}
 
@@ -180,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")
+    parser.add_argument("--settle", type=int, default=0, help="with norms: steps for batch norm alone at the end")
     parser.add_argument("--compact-every", type=int)
     parser.add_argument("--recalibrate", type=int, default=0, help="batches to measure batch norm with, not in joint")
     parser.add_argument("--seed", type=int, default=0)
