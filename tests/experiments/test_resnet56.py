@@ -66,3 +66,10 @@ def test_resnet56_quick_with_batch_norm_trained() -> None:
     report = resnet56.main(["--quick", "--quiet", "--train", "norms", "--granularity", "connection", "--lr", "0.003"])
     assert report["train"] == "norms" and report["loss"] == "blur"
     assert 0.55 <= report["flops"] <= 0.6
+
+
+def test_gates_stand_while_batch_norm_settles() -> None:
+    ask = ["--quick", "--quiet", "--train", "norms", "--granularity", "connection", "--lr", "0.003"]
+    before, after = resnet56.main(ask), resnet56.main([*ask, "--settle", "6"])
+    assert after["settle"] == 6
+    assert after["widths"] == before["widths"] and after["flops"] == before["flops"]
