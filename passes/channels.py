@@ -7,6 +7,7 @@ layers along; what they say is collected here and frozen into a ChannelMap.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -41,15 +42,20 @@ from tgfx.passes.undisturbed import undisturbed
 
 
 def analyse_channels(
-    source: Source, heads: HeadRows | None = None, *, calls: Rehearsal | Remembered | None = None
+    source: Source,
+    heads: HeadRows | None = None,
+    *,
+    calls: Rehearsal | Remembered | None = None,
+    tapped: Iterable[str] = (),
 ) -> ChannelMap:
     """Identities of every node of `source`, the reads, the FLOPs and what had to be frozen.
 
     heads: found by passes.heads where channels of one attention head are to be one atom. calls: those of an earlier run
-    of the same model, so as not to compute again what costly operators give.
+    of the same model, so as not to compute again what costly operators give. tapped: weights of convolutions whose taps
+    have identities of their own (tgfx.capture.taps).
     """
     heads = heads or HeadRows()
-    recorder = ChannelRecorder(source, heads.attention)
+    recorder = ChannelRecorder(source, heads.attention, tapped=tapped)
     if calls is not None:
         recorder.calls = calls
     others = [ChannelRecorder(source.training, heads.in_training, like=recorder)] if source.training else []
@@ -79,6 +85,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         space: IdSpace | None = None,
         *,
         like: ChannelRecorder | None = None,
+        tapped: Iterable[str] = (),
     ) -> None:
         RuleRecorder.__init__(self, like.space if like else space or IdSpace(), attention)
         fx.Interpreter.__init__(self, source.module)
@@ -96,8 +103,9 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         self.state = KeptState(())
         self._watch = _Watch(self)
         # another graph of a model is over the same tensors
-        self.own: OwnTensors = like.own if like else own_tensors(source.module, self.space)
+        self.own: OwnTensors = like.own if like else own_tensors(source.module, self.space, tapped)
         self.params, self.buffers, self._owned = self.own.params, self.own.buffers, self.own.entries
+        self.taps_of = self.own.taps
 
     # -- starting points -------------------------------------------------------------------------------------
 
@@ -215,12 +223,13 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         if known is None:
             return None
         wanted = layer.numpy()
-        lines = [own.reshape(-1).numpy() for own in known.layers]
-        for own, line in zip(known.layers, lines, strict=True):
+        layers = [*known.layers, *([self.taps_of[name]] if kind == "param" and name in self.taps_of else [])]
+        lines = [own.reshape(-1).numpy() for own in layers]
+        for own, line in zip(layers, lines, strict=True):
             if all_in(wanted, line):
                 return own
         roots = self.space.find(wanted)
-        for own, line in zip(known.layers, lines, strict=True):
+        for own, line in zip(layers, lines, strict=True):
             if all_in(roots, self.space.find(line)):
                 return own
         return None
@@ -358,6 +367,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             work=tuple(self.works),
             heads=tuple(self.head_works.values()),
             layers=tuple(self.layer_calls),
+            taps=self.taps_of,
             channels=self.channels,
             const_nodes=frozenset(self.const_nodes),
             grouping=dict(self.grouping_modes),

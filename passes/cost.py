@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tgfx.ir.facts import ChannelMap, Work
+from tgfx.ops.contraction import with_channels
 from tgfx.passes.couple import Coupling, Group
 from tgfx.passes.liveness import ALWAYS, NEVER, Condition
 from tgfx.passes.lookup_cost import CostTable, LookupCost, build_lookup_cost
@@ -105,8 +106,9 @@ class CostModel:
         return torch.from_numpy(table)
 
     @cached_property
-    def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, Tensor]]]:
-        rows, slots, counts, products = [], [], [], []
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        rows, slots, counts = [], [], []
+        several: dict[int, list[tuple[int, np.ndarray]]] = {}  # axes with that many layers
         self.terms  # noqa: B018  (registers the axes)
         for index, axis in enumerate(self._axes):
             if len(axis) == 1:
@@ -115,7 +117,14 @@ class CostModel:
                 slots.append(unique)
                 counts.append(count)
             else:
-                products.append((index, torch.from_numpy(axis)))
+                several.setdefault(len(axis), []).append((index, axis))
+        products = [
+            (
+                torch.from_numpy(np.repeat([index for index, _ in own], [axis.shape[1] for _, axis in own])),
+                torch.from_numpy(np.concatenate([axis for _, axis in own], axis=1)),
+            )
+            for own in several.values()
+        ]
         if not rows:
             empty = torch.zeros(0, dtype=torch.int64)
             return empty, empty, torch.zeros(0, dtype=torch.float64), products
@@ -148,9 +157,8 @@ class CostModel:
         bank = bank.double()
         sums = torch.zeros(len(self._axes), dtype=torch.float64, device=bank.device)
         sums = sums.index_add(0, rows.to(bank.device), bank[slots.to(bank.device)] * counts.to(bank.device))
-        for index, axis in products:
-            value = bank[axis.to(bank.device)].prod(0).sum()
-            sums = sums.index_add(0, torch.tensor([index], device=bank.device), value.reshape(1))
+        for indices, layers in products:
+            sums = sums.index_add(0, indices.to(bank.device), bank[layers.to(bank.device)].prod(0))
         if not self._conditions:
             return sums
         filled = torch.cat([bank, bank.new_zeros(1)])
@@ -192,6 +200,9 @@ class CostModel:
         return sympy.Add(*(sympy.Mul(_number(t.factor), *(sums[a] for a in t.axes)) for t in terms))
 
     def _axis_expression(self, axis: np.ndarray) -> sympy.Expr:
+        tap = next((g for g in self.coupling.groups if g.kind == "tap" and (axis == g.start).any()), None)
+        if tap is not None:  # those that are open and whose channel lives
+            return group_symbol(tap.name)
         if len(axis) > 1:
             return sympy.Symbol(f"n_axis{len(self._known)}_{abs(hash(axis.tobytes())) % 10**6}", nonnegative=True)
         counts = np.bincount(axis[0], minlength=self.coupling.slots + 1)
@@ -248,7 +259,11 @@ def _price(
     for name, shape in params.items():
         factor, axes = 1, []
         ids = channels.params[name]
-        for axis, size in enumerate(shape):
+        taps = channels.taps.get(name)
+        if taps is not None:  # all axes but the first count as one
+            line = next((layer for layer in ids.on_axis(1)), torch.zeros(shape[1], dtype=torch.int64))
+            axes.append(cost.axis(coupling.slots_of(with_channels(taps, line).numpy())))
+        for axis, size in enumerate(shape if taps is None else shape[:1]):
             layers = ids.on_axis(axis)
             if layers:
                 axes.append(cost.axis(coupling.slots_of(layers[0].numpy().reshape(1, -1))))

@@ -13,7 +13,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from tgfx.ir.facts import Axis, ChannelMap
+from tgfx.ir.facts import TAPS, Axis, ChannelMap
 from tgfx.ir.refusal import Refusal
 from tgfx.passes.heads import attention_path, head_roots
 
@@ -35,12 +35,18 @@ class Group:
     frozen: Refusal | None
     roots: np.ndarray
     start: int = -1  # first slot in the gate bank; -1 when frozen
-    kind: str = "channel"  # "head": of an attention; "layer": a residual branch; "choice": options of a tgfx.Choice
+    kind: str = "channel"  # "head": of an attention; "layer": a residual branch; "choice": options of a tgfx.Choice;
+    # "tap": entries of a convolution's window in its input channels
 
     @property
     def is_switch(self) -> bool:
         """Whether its gates switch branches on and off, instead of removing slices of parameters."""
         return self.kind in ("layer", "choice")
+
+    @property
+    def can_be_empty(self) -> bool:
+        """Whether the model has a cut with all of its gates closed, wherever it lies."""
+        return self.is_switch or self.kind == "tap"
 
     @property
     def op(self) -> str:
@@ -95,9 +101,11 @@ def couple(channels: ChannelMap) -> Coupling:
     groups, frozen, start = [], [], 0
     names: set[str] = set()
     heads = head_roots(channels)
-    for signature, kind, roots in _by_kind(members, heads):
+    for signature, kind, roots in _by_kind(members, heads, axes):
         own = tuple(axes[i] for i in signature)
         path = attention_path(channels, roots, own, producers) if kind == "head" else ""
+        if kind == "tap":
+            path = f"{own[0].name.rpartition('.')[0]}.taps"
         name = _unused(path, names) if path else _name(own, producers, names)
         ties = _ties_between(graph, signature, axes)
         refusal = None
@@ -117,9 +125,14 @@ def couple(channels: ChannelMap) -> Coupling:
     return Coupling(tuple(groups), tuple(frozen), start, slot_of_root[everyone], graph)
 
 
-def _by_kind(members: Members, heads: np.ndarray) -> Iterator[tuple[tuple[int, ...], str, np.ndarray]]:
+def _by_kind(
+    members: Members, heads: np.ndarray, axes: list[Axis]
+) -> Iterator[tuple[tuple[int, ...], str, np.ndarray]]:
     """Atoms of a signature that are attention heads have a group of their own."""
     for signature, roots in members.items():
+        if any(axes[i].axis == TAPS for i in signature):  # which nothing ties to anything
+            yield signature, "tap", roots
+            continue
         is_head = np.isin(roots, heads)
         for kind, chosen in (("channel", ~is_head), ("head", is_head)):
             if chosen.any():

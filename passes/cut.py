@@ -23,9 +23,10 @@ from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.facts import ChannelMap, Shuffle
 from tgfx.ir.source import Source
 from tgfx.ops.connection import is_connection, look_up
-from tgfx.ops.naming import op_name
+from tgfx.ops.naming import op_name, tapped_weight
 from tgfx.ops.resize import resize
 from tgfx.passes.cut_modules import ModuleCut
+from tgfx.passes.cut_taps import TapCut, TapReader
 from tgfx.passes.dead_branches import DeadBranches
 from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.kept_positions import KeptPositions
@@ -79,7 +80,7 @@ def cut_with_places(
     """
     surgeon = _Surgeon(source, channels, survivors, dead, keep_connections=keep_connections)
     graph = surgeon.rewrite_graph()
-    modules = ModuleCut(source, surgeon, dead, surgeon.skipped, tensors, present)
+    modules = ModuleCut(source, surgeon, dead, surgeon.skipped, tensors, present, surgeon.taps)
     root = modules.cut()
     for name, constant in surgeon.constants.items():
         root.register_buffer(name, constant, persistent=False)
@@ -111,6 +112,8 @@ class _Surgeon(KeptPositions):
         self.readers: dict[fx.Node, fx.Node] = {}  # where several nodes take the place of one, the first of them
         # shuffles that become a look-up, by their last node; and what is not needed any more
         self.replaced = {s.nodes[-1]: s for s in channels.shuffles if not self._can_stay(s)}
+        cuts = {name: TapCut.of(name, self) for name in channels.taps}
+        self.taps = {name: taps for name, taps in cuts.items() if taps is not None}
         self.skipped = dead.nodes.union(*(shuffle.inside for shuffle in self.replaced.values()))
 
     @cached_property
@@ -142,6 +145,10 @@ class _Surgeon(KeptPositions):
                 continue
             if is_connection(node):
                 values[node] = self._connected(node, values)
+                continue
+            weight = tapped_weight(node, self.taps)
+            if weight is not None:
+                values[node] = self._tapped(node, self.taps[weight], values)
                 continue
             copy = self.graph.node_copy(node, lambda n: values[n] if isinstance(values[n], fx.Node) else n)
             copy.args = fx.node.map_arg(node.args, lambda n: values[n])
@@ -209,6 +216,21 @@ class _Surgeon(KeptPositions):
             value.meta = dict(node.meta)
             self.readers[node] = value
         copy = self.graph.call_function(torch.index_select, (value, axis, self.constant(places)))
+        copy.meta = dict(node.meta)
+        return copy
+
+    def _tapped(self, node: fx.Node, taps: TapCut, values: dict[fx.Node, Any]) -> fx.Node:
+        """The call of a layer that has lost taps."""
+        x: fx.Node = node.args[0] if node.args else node.kwargs["input"]  # type: ignore[assignment]
+        module = self.source.module.get_submodule(str(node.target))
+        axis = len(self.before(x)) - len(module.kernel_size) - 1
+        reader = TapReader(self.graph, module, axis, self.constant)
+        if taps.alive.any():
+            args = (reader.read(values[x], taps),)
+            copy = self.graph.create_node("call_module", str(node.target), args, name=node.name)
+        else:
+            bias = None if module.bias is None else self.graph.get_attr(f"{node.target}.bias")
+            copy = reader.nothing(values[x], len(self.left(node, axis)), bias)
         copy.meta = dict(node.meta)
         return copy
 

@@ -10,6 +10,7 @@ from tgfx.ir.source import Source
 from tgfx.ir.take import take
 from tgfx.ir.tree import find, has_module, put_in_order, put_module, put_tensor
 from tgfx.ops.modules import cut_module, is_resizable_module
+from tgfx.passes.cut_taps import TapCut
 from tgfx.passes.dead_branches import DeadBranches, parameters_of
 from tgfx.passes.kept_positions import KeptPositions
 from tgfx.passes.survivors import Survivors
@@ -26,8 +27,11 @@ class ModuleCut:
         skipped: frozenset[str],
         tensors: dict[str, Tensor],
         present: Survivors | None,
+        taps: dict[str, TapCut],
     ) -> None:
-        """`skipped`: nodes that the smaller graph has not; `tensors`, `present`: see passes/cut.py."""
+        """`skipped`: nodes that the smaller graph has not; `tensors`, `present`: see passes/cut.py; `taps`: by weight,
+        where some are gone."""
+        self.taps = taps
         self.source, self.positions, self.dead, self.skipped = source, positions, dead, skipped
         self.gone = parameters_of(source, dead.nodes) if dead.nodes else set()
         self.called: dict[bool, set[str]] = {True: set(), False: set()}  # layers by whether their call stays
@@ -52,9 +56,14 @@ class ModuleCut:
                 for name in [*module._parameters, *module._buffers]
                 if f"{path}.{name}" in self.sliced
             }
-            if is_resizable_module(module) and not isinstance(module, nn.Sequential | nn.ModuleList):
+            taps = self.taps.get(f"{path}.weight")
+            if taps is not None and not taps.alive.any():
+                smaller = _container(module, own)  # what it gives is in the graph
+            elif is_resizable_module(module) and not isinstance(module, nn.Sequential | nn.ModuleList):
                 smaller = cut_module(module, own, group_counts.get(path), shapes.get(path))
                 smaller._modules = {}
+                if taps is not None:
+                    taps.resize_(smaller)
             else:
                 smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
             smaller.training = module.training
@@ -88,6 +97,8 @@ class ModuleCut:
                 tensor = tensors[name]
                 if id(tensor) not in done:
                     smaller = take(tensor, self.positions.survivors.kept_of(ids, present))
+                    if name in self.taps:
+                        smaller = self.taps[name].weight(smaller)
                     if isinstance(tensor, nn.Parameter):
                         smaller = nn.Parameter(smaller, tensor.requires_grad)
                     done[id(tensor)] = smaller

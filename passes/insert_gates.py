@@ -100,7 +100,10 @@ class _Writer:
             self._value(site.index)
             if site.times is not None:
                 self._value(site.times)
-        gated_params = {s.operand.name: self._value(s.index) for s in sites if s.kind == "param" and s.operand}
+        gated_params: dict[str, list[fx.Node]] = {}  # a weight's channels and its taps have gates each
+        for site in sites:
+            if site.kind == "param" and site.operand:
+                gated_params.setdefault(site.operand.name, []).append(self._value(site.index))
         inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
         swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
         at = {s.position: self._value(s.index) for s in sites if s.kind == "edge"}
@@ -113,7 +116,7 @@ class _Writer:
             name = self.first_name.get(str(arg.target)) if arg.op == "get_attr" else None
             if name in gated_params:
                 served.add(name)
-                return self._times(self.copies[arg], gated_params[name])
+                return self._times(self.copies[arg], *gated_params[name])
             return swap.get(arg) or self.copies[arg]
 
         copy = self.graph.node_copy(node, remap)
@@ -123,7 +126,7 @@ class _Writer:
         if at:
             self._gate_arguments(copy, at)
         if masked_site is not None:
-            copy = self._replace(copy, self._masked(copy, masked_site, gated_params))
+            copy = self._replace(copy, self._masked(copy, masked_site))
         elif norm_gate is not None:
             path = str(node.target)
             self.twins.setdefault(path, gated_batch_norm(self.source.module.get_submodule(path)))
@@ -156,24 +159,26 @@ class _Writer:
             self.values[name] = self.graph.create_node("call_function", _pick, (self.bank, at), name="gate_value")
         return self.values[name]
 
-    def _times(self, tensor: fx.Node, gate: fx.Node) -> fx.Node:
+    def _times(self, tensor: fx.Node, *gates: fx.Node) -> fx.Node:
         """Named apart, so that the model's own nodes keep their names."""
-        return self.graph.create_node("call_function", masked.gate_times, (tensor, gate), name="gated")
+        for gate in gates:
+            tensor = self.graph.create_node("call_function", masked.gate_times, (tensor, gate), name="gated")
+        return tensor
 
     def _gated_input(self, name: str, site: Site) -> fx.Node:
         source = self.source_node(name)
         return self._times(self.copies[source], self._value(site.index))
 
-    def _lowered(self, copy: fx.Node, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
+    def _lowered(self, copy: fx.Node, gated: dict[str, list[fx.Node]]) -> Callable[[], fx.Node]:
         path = str(copy.target)
         module = self.source.module.get_submodule(path)
 
         def build() -> fx.Node:
             weights = {}
-            for name, value in gated.items():
+            for name, values in gated.items():
                 last = self._name_in(module, name)
                 own = self.graph.create_node("get_attr", f"{path}.{last}", name="gate_operand")
-                weights[last] = self._times(own, value)
+                weights[last] = self._times(own, *values)
             return lower(self.graph, copy, module, weights)
 
         return build
@@ -182,7 +187,7 @@ class _Writer:
         """What a (perhaps tied) parameter is called inside this layer."""
         return next(n for n, p in module.named_parameters() if p is self.parameters[name])
 
-    def _masked(self, copy: fx.Node, site: Site, gated: dict[str, fx.Node]) -> Callable[[], fx.Node]:
+    def _masked(self, copy: fx.Node, site: Site) -> Callable[[], fx.Node]:
         gate = self._value(site.index)
         if copy.op == "call_module":
             return lambda: _masked_module(self.graph, copy, self.source.module, gate)

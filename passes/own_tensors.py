@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from tgfx.ir.facts import Axis, TensorIds
+from tgfx.ir.facts import TAPS, Axis, TensorIds
 from tgfx.ir.ids import IdSpace
 from tgfx.ir.tree import named_buffers, named_parameters
 from tgfx.passes.recorder import Entry
@@ -20,10 +22,14 @@ class OwnTensors:
     params: dict[str, TensorIds] = field(default_factory=dict)
     buffers: dict[str, TensorIds] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
+    taps: dict[str, torch.Tensor] = field(default_factory=dict)  # see ChannelMap
 
 
-def own_tensors(root: nn.Module, space: IdSpace) -> OwnTensors:
-    """One identity for each index of each axis, of those tensors that can hold channels."""
+def own_tensors(root: nn.Module, space: IdSpace, tapped: Iterable[str] = ()) -> OwnTensors:
+    """One identity for each index of each axis, of those tensors that can hold channels.
+
+    `tapped`: weights of convolutions whose taps are to have identities too.
+    """
     own = OwnTensors()
     for kind, named, table in (
         ("param", named_parameters(root), own.params),
@@ -35,6 +41,10 @@ def own_tensors(root: nn.Module, space: IdSpace) -> OwnTensors:
                 continue
             table[name] = _fresh(kind, name, tensor, space)
             own.entries[id(tensor)] = (tensor, table[name], ("param", name, 0))
+    for name in tapped:
+        shape = own.params[name].shape[1:]
+        ids = space.fresh(math.prod(shape), Axis("param", name, TAPS))
+        own.taps[name] = torch.from_numpy(ids).reshape(1, *shape)
     return own
 
 

@@ -26,6 +26,7 @@ class RuleRecorder:
         self.space, self.attention = space, attention
         self.params: dict[str, TensorIds] = {}
         self.buffers: dict[str, TensorIds] = {}
+        self.taps_of: dict[str, torch.Tensor] = {}
         self.works: list[Work] = []
         self.layer_calls: list[LayerCall] = []
         self.head_works: dict[str, Work] = {}  # by node: a fused attention may run as several products
@@ -44,6 +45,10 @@ class RuleRecorder:
     def ids(self, tensor: torch.Tensor) -> TensorIds:
         entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
         return entry[1] if entry else TensorIds(tuple(tensor.shape))
+
+    def taps(self, weight: torch.Tensor) -> torch.Tensor | None:
+        origin = self.origin(weight)
+        return self.taps_of.get(origin[1]) if origin is not None and origin[0] == "param" else None
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
         entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))
@@ -107,9 +112,13 @@ class RuleRecorder:
     def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None:
         self._pending.append((kind, layer.reshape(-1), operands))
 
-    def work(self, factor: int, axes: list[tuple[torch.Tensor, int]], counted: bool) -> None:
+    def work(self, factor: int, axes: list[tuple[torch.Tensor, int] | torch.Tensor], counted: bool) -> None:
         vectors = []
-        for tensor, axis in axes:
+        for along in axes:
+            if isinstance(along, torch.Tensor):
+                vectors.append(along)
+                continue
+            tensor, axis = along
             ids = self._along(tensor, axis)
             if ids is not None:
                 vectors.append(ids)

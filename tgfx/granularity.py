@@ -1,4 +1,4 @@
-"""What a gate decides on: channels, connections to a residual sum, attention heads, residual branches, weights."""
+"""What a gate decides on: channels, connections to a residual sum, taps, heads, residual branches, weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tgfx.errors import GranularityError
 
-KNOWN = ("channel", "connection", "head", "layer", "weight")
+KNOWN = ("channel", "connection", "tap", "head", "layer", "weight")
 _ALONE = "weight"  # a mask over single weights leaves no structure that could be removed along with it
 
 
@@ -21,7 +21,7 @@ def parse(granularity: Any) -> frozenset[str]:
         raise GranularityError(
             f"granularity {_ALONE!r} cannot be mixed with others", expected=f'"{_ALONE}" alone', found=repr(granularity)
         )
-    return frozenset(names) | ({"channel"} if "connection" in names else set())
+    return frozenset(names) | ({"channel"} if {"connection", "tap"} & set(names) else set())
 
 
 def _listed(granularity: Any) -> list[str]:

@@ -49,7 +49,7 @@ def known_kind(gated: GatedModule, kind: str) -> str:
 def gone_at(gated: GatedModule, opened: np.ndarray) -> frozenset[str]:
     """Nodes and parameters of branches that disappear as a whole where only the slots `opened` are open."""
     facts = gated.facts
-    if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if not g.is_switch):
+    if all(opened[g.start : g.start + g.size].any() for g in facts.coupling.groups if not g.can_be_empty):
         return frozenset()  # closed branches alone are in the cost's own terms
     key = opened.tobytes()
     if gated.__dict__.get("_last_gone", (None,))[0] != key:  # gates rarely move from one step to the next
@@ -73,7 +73,11 @@ def cheapest_cost(gated: GatedModule, kind: str) -> float:
     held = held_slots(gated)
     least = held & torch.from_numpy(gated.open_slots())
     for group in gated.facts.coupling.groups:
-        if group.name in gated.gates and group.kind != "layer" and not held[first := gated.gate_slots(group.name)[0]]:
+        if (
+            group.name in gated.gates
+            and group.kind not in ("layer", "tap")
+            and not held[first := gated.gate_slots(group.name)[0]]
+        ):
             least[first] = True
 
     def price(opened: Tensor) -> float:

@@ -168,7 +168,7 @@ def _role(group: Group, name: str) -> str:
     axes = [m for m in group.members if m.name.rpartition(".")[0] == name or m.name == name]
     if not axes:
         return ""
-    return "axis " + ", ".join(sorted({f"{m.name.rpartition('.')[2]}[{m.axis}]" for m in axes})) + " of"
+    return "axis " + ", ".join(sorted({f"{m.name.rpartition('.')[2]}[{m.place}]" for m in axes})) + " of"
 
 
 __all__ = ["FLOPS_NOTE", "Report", "amount", "explain", "render"]

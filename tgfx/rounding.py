@@ -14,6 +14,8 @@ from tgfx.passes.couple import Group
 if TYPE_CHECKING:
     from tgfx.gated import Facts, GatedModule
 
+TAP_STEPS = 64
+
 
 def checked_multiple(multiple: Any) -> int:
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
@@ -32,7 +34,12 @@ def refuse_rounding(round_to: int | None) -> None:
 
 
 def rounded_counts(gated: GatedModule, group: Group, multiple: int) -> list[int]:
-    """Counts of a group, rising, at which its sizes are multiples, as far as the group still goes."""
+    """Counts of a group, rising, at which its sizes are multiples, as far as the group still goes.
+
+    Taps are no size of a layer: they close in small steps, whatever the multiple.
+    """
+    if group.kind == "tap":
+        return reachable(gated, group, range(1, group.size + 1, -(-group.size // TAP_STEPS)))
     step = multiple // math.gcd(multiple, rows_per_gate(gated.facts, group))
     return reachable(gated, group, range(step, group.size + 1, step))
 

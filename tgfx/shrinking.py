@@ -112,7 +112,7 @@ def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, o
 def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:
     """Closed branches, and groups without an open gate: what they take along, or an error if it cannot go."""
     facts = gated.facts
-    empty = [g for g in facts.coupling.groups if not g.is_switch and not opened[g.start : g.start + g.size].any()]
+    empty = [g for g in facts.coupling.groups if not g.can_be_empty and not opened[g.start : g.start + g.size].any()]
     closed = facts.switches.closed(opened)
     if not empty and not closed:
         return DeadBranches()
@@ -135,7 +135,7 @@ def _rounded(gated: GatedModule, multiple: int) -> np.ndarray:
     checked_multiple(multiple)
     opened, short = gated.open_slots().copy(), []
     for group in gated.facts.coupling.groups:
-        if group.is_switch or group.name not in gated.gates:
+        if group.can_be_empty or group.name not in gated.gates:
             continue
         slots = gated.gate_slots(group.name)
         count = int(opened[slots].sum())

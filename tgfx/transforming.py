@@ -15,6 +15,7 @@ from tgfx.capture.checkpoints import Checkpoints
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.connections import open_connections
 from tgfx.capture.parametrized import put_back, refuse_what_rewrites_weights, take_parametrizations
+from tgfx.capture.taps import find_taps
 from tgfx.choice import spelled_out
 from tgfx.collector import no_full_collections
 from tgfx.errors import (
@@ -68,7 +69,8 @@ def transform(
 
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; may be left out where the model says
     what it takes. granularity: what gates decide on: "channel", "connection" (channels, and which channels
-    of a residual sum each layer reads and each branch adds to), "head" (of attentions), "layer" (a residual branch as a
+    of a residual sum each layer reads and each branch adds to), "tap" (channels, and which entries of its window each
+    convolution reads of each channel), "head" (of attentions), "layer" (a residual branch as a
     whole), or several in a tuple, where heads come before channels inside of attentions; or "weight", each entry of the
     weights of convolutions and fully-connected layers. A model that holds a tgfx.Choice gets the gates of its
     alternatives in any case. ignore: layers whose output channels stay, and with them the branch that they are in
@@ -115,8 +117,8 @@ def _transformed(
             reference.compute()
         heads = find_heads(source) if "head" in granularities else None
         channels = observed("channels", analysed(source, reference, heads), source)
-        if "connection" in granularities:
-            channels = observed("connections", _connected(model, source, channels, choices, heads), source)
+        if granularities & {"connection", "tap"}:
+            channels = observed("connections", _finer(model, source, channels, choices, heads, granularities), source)
         _freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
@@ -229,6 +231,8 @@ def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
         if not is_within(name, ignored):
             continue
         refusal = Refusal("is ignored, as asked", name, "ignore")
+        if name in channels.taps:
+            channels.space.freeze(channels.taps[name].numpy(), refusal)
         if name in channels.channels:
             channels.space.freeze(channels.channels[name].numpy(), refusal)
         else:
@@ -266,10 +270,35 @@ def check_capture(source: Source, reference: Reference) -> None:
     source.result = None
 
 
-def _connected(
-    model: nn.Module, source: Source, channels: ChannelMap, choices: Sequence[SwitchGroup], heads: HeadRows | None
+def _finer(
+    model: nn.Module,
+    source: Source,
+    channels: ChannelMap,
+    choices: Sequence[SwitchGroup],
+    heads: HeadRows | None,
+    granularities: frozenset[str],
 ) -> ChannelMap:
-    """The channels of the same graph with the connections of its residual sums opened."""
+    """The channels of the same graph with the connections of its residual sums opened, and the taps of its layers."""
+    tapped = find_taps(source) if "tap" in granularities else ()
+    if "tap" in granularities and not tapped:
+        raise GranularityError(
+            f"{type(model).__name__} has no taps to gate",
+            expected="layers Conv1d, Conv2d or Conv3d with windows of more than one entry, groups=1 and zero padding",
+            found="none",
+            fix='use granularity="channel"',
+        )
+    if "connection" in granularities:
+        _connect(model, source, channels, choices, tapped)
+    return analyse_channels(source, heads, tapped=tapped)
+
+
+def _connect(
+    model: nn.Module,
+    source: Source,
+    channels: ChannelMap,
+    choices: Sequence[SwitchGroup],
+    tapped: tuple[str, ...],
+) -> None:
     if source.training is not None:
         raise GranularityError(
             f"connections of {type(model).__name__} cannot be gated: it is another graph in train mode",
@@ -278,14 +307,13 @@ def _connected(
             fix='use granularity="channel"',
         )
     found = [branch for group in _branches(source, channels, choices, set()) for branch in group.branches]
-    if not open_connections(source, channels, found):
+    if not open_connections(source, channels, found, tapped):
         raise GranularityError(
             f"{type(model).__name__} has no connections to gate",
             expected="residual sums, y = x + f(x), whose channels can be told apart",
             found="none",
             fix='use granularity="channel"',
         )
-    return analyse_channels(source, heads)
 
 
 def _branches(

@@ -127,6 +127,8 @@ def dead_count_for_nothing(case: Case, gated: tgfx.GatedModule) -> int:
                 line = torch.zeros(tensor.shape[axis], dtype=torch.bool)
                 line[torch.from_numpy(kept)] = True
                 living &= line.reshape([-1 if a == axis else 1 for a in range(tensor.ndim)])
+        if name in facts.channels.taps:
+            living &= torch.from_numpy(survivors.alive_of_id[facts.channels.taps[name].numpy()])
         if living.all() or not tensor.is_floating_point():
             continue
         noise = 1e3 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
@@ -183,6 +185,8 @@ def out_channels(model: nn.Module) -> int:
         if path in used and isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and id(weight) not in seen:
             total += module.out_features if isinstance(module, nn.Linear) else module.out_channels
             seen.add(id(weight))
+        if weight is not None and weight.ndim > 2 and not weight.shape[1]:  # no tap is left, but its bias
+            total += len(weight)
         packed = module._parameters.get("in_proj_weight")
         total += len(packed) if packed is not None else 0
         if packed is not None and module._modules.get("out_proj") is not None:
@@ -198,12 +202,28 @@ def whole_price(model: nn.Module, gated: tgfx.GatedModule) -> None:
 
 
 def price_as_polynomial(gated: tgfx.GatedModule) -> None:
-    """cost_expr at the open counts is the cost."""
-    opened = {name: gate.is_open() for name, gate in gated.gates.items()}
+    """cost_expr at the open counts is the cost; of taps, those of living channels count."""
+    opened = {name: gate.is_open() for name, gate in gated.gates.items()} | living_taps(gated)
     for kind in ("flops", "flops_all", "params", "channels"):
         expression = sympy.sympify(gated.cost_expr(kind))
         values = {symbol: _symbol_value(str(symbol), opened) for symbol in expression.free_symbols}
         assert int(expression.subs(values)) == float(gated.cost(kind)), (kind, expression)
+
+
+def living_taps(gated: tgfx.GatedModule) -> dict[str, Tensor]:
+    """Group -> its taps in the order of the gates: open, and of a channel that lives."""
+    facts = gated.facts
+    survivors = Survivors(facts.channels, facts.coupling, gated.open_slots())
+    found = {}
+    for weight, ids in facts.channels.taps.items():
+        alive = torch.from_numpy(survivors.alive_of_id[ids.numpy()][0])
+        kept = survivors.kept(facts.channels.params[weight])[1]
+        if kept is not None:
+            gone = torch.ones(len(alive), dtype=torch.bool)
+            gone[torch.from_numpy(kept)] = False
+            alive[gone] = False
+        found[f"{weight.removesuffix('.weight')}.taps"] = alive.reshape(-1)
+    return found
 
 
 def _symbol_value(name: str, opened: dict[str, Tensor]) -> int:

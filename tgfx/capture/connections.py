@@ -9,7 +9,7 @@ itself stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 from torch import fx
@@ -18,7 +18,7 @@ from tgfx.ir.facts import ChannelMap
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Branch
 from tgfx.ops.connection import CONNECT
-from tgfx.ops.naming import op_name
+from tgfx.ops.naming import op_name, tapped_weight
 
 # layers that mix all channels of their first argument with a weight
 READERS = {
@@ -27,15 +27,18 @@ READERS = {
 }  # fmt: skip
 
 
-def open_connections(source: Source, channels: ChannelMap, branches: Iterable[Branch]) -> int:
+def open_connections(
+    source: Source, channels: ChannelMap, branches: Iterable[Branch], tapped: Container[str] = ()
+) -> int:
     """Write connections into the graph of `source`, which is our own; how many.
 
-    `branches`: the residual branches that `channels`, an analysis of the graph without connections, shows.
+    `branches`: the residual branches that `channels`, an analysis of the graph without connections, shows. `tapped`:
+    weights of layers that decide for each tap what they read, and need no connection to read by.
     """
     finder = _Finder(source, channels)
     edges = [edge for branch in branches for edge in branch.edges]
     sums = [finder.by_name[edge.node] for edge in edges]
-    readers = finder.readers_of(sums)
+    readers = [(node, axis) for node, axis in finder.readers_of(sums) if tapped_weight(node, tapped) is None]
     graph = source.module.graph
     count = 0
     for reader, axis in readers:

@@ -19,7 +19,7 @@ Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="state dic
 Plan = Annotated[Path | None, typer.Option("--plan", help="folder that tgfx.save_plan wrote: the cut and its weights")]
 Granularity = Annotated[
     list[str] | None,
-    typer.Option("--granularity", "-g", help="channel (default), connection, head, layer, weight; several times"),
+    typer.Option("--granularity", "-g", help="channel (default), connection, tap, head, layer, weight; several times"),
 ]
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="a layer's name or glob pattern; may be repeated")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines")]

@@ -30,8 +30,9 @@ def choose(gated: GatedModule, patience: int) -> Choice:
     if before is None:
         before = np.zeros(facts.coupling.slots, dtype=np.int64)
     present = before != GONE
-    # a closed branch, or an alternative that is not chosen, stays until shrink: its gate may still open
-    stays = gated.open_slots() | _switches(gated)
+    # a closed branch, or an alternative that is not chosen, stays until shrink: its gate may still open. So do taps:
+    # weights with holes in their windows would train no faster
+    stays = gated.open_slots() | _lasting(gated)
     record = np.where(present, np.where(stays, 0, before + 1), GONE)
     alive = present & ((record <= patience) | _spares(gated))
     dead = _keep_what_must_stay(gated, present, alive)
@@ -91,10 +92,11 @@ def _dead(gated: GatedModule, alive: np.ndarray) -> DeadBranches:
     return dead_branches(facts.source, facts.channels, _survivors(gated, alive))
 
 
-def _switches(gated: GatedModule) -> np.ndarray:
+def _lasting(gated: GatedModule) -> np.ndarray:
+    """Slots that no compaction removes."""
     slots = np.zeros(gated.facts.coupling.slots, dtype=bool)
     for group in gated.facts.coupling.groups:
-        if group.is_switch:
+        if group.can_be_empty:
             _own(slots, group)[:] = True
     return slots
 

@@ -11,6 +11,7 @@ from tgfx.ir.layer_shape import LayerShape
 from tgfx.ir.refusal import Refusal
 
 WHOLE = -1
+TAPS = -2
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Axis:
     """One axis of something that has channels of its own.
 
     kind: "param", "buffer", "const" (a tensor made inside the graph), "expand" (a broadcast axis) or "connection" (to a
-    residual sum). Axis WHOLE stands for the thing as a whole.
+    residual sum). Axis WHOLE stands for the thing as a whole, TAPS for what a convolution's weight reads: each entry of
+    its window in each input channel.
     """
 
     kind: str
@@ -26,7 +28,11 @@ class Axis:
     axis: int
 
     def __str__(self) -> str:
-        return self.name if self.axis == WHOLE else f"{self.name}[{self.axis}]"
+        return self.name if self.axis == WHOLE else f"{self.name}[{self.place}]"
+
+    @property
+    def place(self) -> str:
+        return "taps" if self.axis == TAPS else str(self.axis)
 
 
 @dataclass(frozen=True)
@@ -140,4 +146,5 @@ class ChannelMap:
     refusals: tuple[Refusal, ...] = ()
     batch: int = 1
     layers: tuple[LayerCall, ...] = ()
+    taps: dict[str, torch.Tensor] = field(default_factory=dict)  # weight of a convolution -> ids [1, in, *window]
     training: ChannelMap | None = None  # of the graph for train mode, where the model has one of its own

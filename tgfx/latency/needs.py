@@ -67,3 +67,9 @@ def check_timed(gated: object) -> None:
             expected='a model gated by channels, heads or layers, e.g. granularity="channel"',
             found='granularity="weight"',
         )
+    if isinstance(gated, GatedModule) and gated.facts.channels.taps:
+        raise GranularityError(
+            "a layer that has lost taps is another layer, whose time no table over numbers of channels tells",
+            expected='a model gated by channels, heads or layers, e.g. granularity="channel"',
+            found='granularity="tap"',
+        )

@@ -43,11 +43,22 @@ def convolution(call: Call) -> None:
     batch_layers = [x for x in rec.ids(x).layers if x.shape[0] > 1 and x.numel() == x.shape[0]]
     rec.give(call.out, layers + batch_layers)
     space = (x if transposed else call.out).shape[2:]
-    factor = 2 * x.shape[0] * math.prod(space) * math.prod(weight.shape[2:])
-    rec.work(factor, [(weight, 0), (weight, 1)], counted=True)
+    factor = 2 * x.shape[0] * math.prod(space)
+    taps = rec.taps(weight)
+    if taps is None:
+        rec.work(factor * math.prod(weight.shape[2:]), [(weight, 0), (weight, 1)], counted=True)
+    else:
+        rec.read("zero", taps, [weight])
+        rec.work(factor, [(weight, 0), with_channels(taps, w_in)], counted=True)
     rec.out_channels(weight, out_ids)
     ins = w_in if groups == 1 else x_in
     rec.layer(_conv_shape(call), ins, out_ids)
+
+
+def with_channels(taps: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
+    """Taps as one axis of a product, [layers, length]: one counts if it lives and its channel does."""
+    of_channels = channels.reshape(1, -1, *[1] * (taps.ndim - 2)).expand(taps.shape)
+    return torch.stack([of_channels.reshape(-1), taps.reshape(-1)])
 
 
 def _conv_shape(call: Call) -> LayerShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -53,3 +54,9 @@ def is_torch_function(node: fx.Node) -> bool:
     return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins") or target in (
         operator.getitem,
     )
+
+
+def tapped_weight(node: fx.Node, taps: Container[str]) -> str | None:
+    """The weight of the layer that this node calls, if its taps are gated (`taps`: names of such weights)."""
+    name = f"{node.target}.weight"
+    return name if node.op == "call_module" and name in taps else None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tgfx.bank import GONE
-from tgfx.ir.facts import WHOLE
+from tgfx.ir.facts import TAPS, WHOLE
 from tgfx.ir.refusal import Refusal
 from tgfx.passes.couple import Group
 from tgfx.view.places import describe_line
@@ -32,7 +32,11 @@ def _static(group: Group, index: dict[str, int], calls: dict[str, list[int]]) ->
         "size": group.size,
         "op": group.op if group.ties else "",
         "members": [
-            {"name": m.name, "axis": None if m.axis == WHOLE else m.axis, "nodes": calls.get(m.name, [])}
+            {
+                "name": m.name,
+                "axis": None if m.axis == WHOLE else "taps" if m.axis == TAPS else m.axis,
+                "nodes": calls.get(m.name, []),
+            }
             for m in group.members
         ],
         "ties": [{**reason(tie), "node": index.get(tie.node, -1)} for tie in group.ties],

@@ -75,7 +75,7 @@ class Subject:
         if self.gated is None or self.channels is None or self.coupling is None:
             return frozenset()
         closed = self.gated.facts.switches.closed(opened)
-        empty = [g for g in self.coupling.groups if not g.is_switch and not opened[g.start : g.start + g.size].any()]
+        empty = [g for g in self.coupling.groups if not g.can_be_empty and not opened[g.start : g.start + g.size].any()]
         if not closed and not empty:
             return frozenset()
         dead = dead_branches(self.source, self.channels, Survivors(self.channels, self.coupling, opened), closed)
