@@ -38,6 +38,7 @@ PUBLIC = [
     "GatedModule",
     "Group",
     "OnnxReport",
+    "Probed",
     "Refusal",
     "Schedule",
     "TgfxError",

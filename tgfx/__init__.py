@@ -25,6 +25,7 @@ from tgfx.training.controller import BudgetController
 from tgfx.training.finish import Finished, finish
 from tgfx.training.fit import FitResult, fit
 from tgfx.training.optimizers import check_optimizer, param_groups
+from tgfx.training.probed import Probed
 from tgfx.training.recalibrate import recalibrate
 from tgfx.training.schedule import Schedule
 from tgfx.transforming import transform
@@ -41,6 +42,7 @@ __all__ = [
     "GatedModule",
     "Group",
     "OnnxReport",
+    "Probed",
     "Refusal",
     "Schedule",
     "TgfxError",

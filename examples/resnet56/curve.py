@@ -3,8 +3,9 @@
 python -m examples.resnet56.curve --data CIFAR --weights resnet56.th --out runs/curve
 python -m examples.resnet56.curve --quick
 
-Each run goes down from share to share. Gates are over channels, or over connections too (which channels of a residual
-sum each layer reads and each branch adds to); batch norm's statistics are measured anew, or kept too.
+Each run goes down from share to share. Gates are over channels, over connections too (which channels of a residual
+sum each layer reads and each branch adds to), or over taps besides (which entries of its window each layer reads of
+each channel); batch norm's statistics are measured anew, or kept too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from examples.cifar10 import data
 from examples.curve_figure import draw
 from examples.finished import check_finished
 from examples.resnet56.losses import LOSSES
-from examples.resnet56.run import accuracy, quick_model, whole_model
+from examples.resnet56.run import GRANULARITIES, accuracy, quick_model, whole_model
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MEASURED = 60  # batches to measure batch norm's statistics with
@@ -44,8 +45,9 @@ class Run:
 
 
 RUNS = {
+    "taps": Run("tap", MEASURED),
+    "taps, statistics kept": Run("tap", 0),
     "connections": Run("connection", MEASURED),
-    "connections, statistics kept": Run("connection", 0),
     "channels": Run("channel", MEASURED),
     "channels, statistics kept": Run("channel", 0),
 }
@@ -79,7 +81,7 @@ class Task:
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
     """From share to share; what was done before is read back."""
     own = RUNS[run]
-    gated = tgfx.transform(copy.deepcopy(task.model), EXAMPLE, granularity=own.granularity)
+    gated = tgfx.transform(copy.deepcopy(task.model), EXAMPLE, granularity=GRANULARITIES[own.granularity])
     points = []
     for share in task.shares:
         folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
@@ -129,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     if options.quick:
-        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "blur", False, 0)
+        task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "probe", False, 0)
         with tempfile.TemporaryDirectory() as folder:
             return _all(task, Path(folder), tuple(RUNS))
     train, test = data.load(options.data)
@@ -160,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), help="default: all")
     parser.add_argument("--steps", type=int, default=100, help="at each share")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--loss", choices=tuple(LOSSES), default="blur", help="see losses.py")
+    parser.add_argument("--loss", choices=tuple(LOSSES), default="probe", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/resnet56-curve"))

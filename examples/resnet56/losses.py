@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Step = Callable[[nn.Module, Any], Tensor]
+import tgfx
+
+Step = Callable[[nn.Module, Any], Any]  # a loss, or one with a probe
 TEMPERATURE = 4.0
 TAUGHT = 0.9  # share of the original model's answers, where the labels count too
 
@@ -20,12 +22,8 @@ def matched(original: nn.Module) -> Step:
 
     A trained model is right about nearly all it was trained on, so the labels tell little of what a channel is worth.
     """
-    answers = _answers(original)
-
-    def step(gated: nn.Module, batch: Any) -> Tensor:
-        return (gated(batch[0]).float() - answers(batch[0])).square().sum(1).mean() / 2
-
-    return step
+    distance = _distance(original)
+    return lambda gated, batch: distance(gated, batch).square().sum(1).mean() / 2
 
 
 def blurred(original: nn.Module) -> Step:
@@ -34,11 +32,22 @@ def blurred(original: nn.Module) -> Step:
     Half the squared distance is flat where the models agree, and so is what gradients tell of its curvature there. With
     the noise their variance over samples is that curvature itself (Gauss-Newton), at any distance; their mean stays.
     """
-    answers = _answers(original)
+    distance = _distance(original)
 
     def step(gated: nn.Module, batch: Any) -> Tensor:
-        wanted = answers(batch[0])
-        return (gated(batch[0]).float() - wanted - torch.randn_like(wanted)).square().sum(1).mean() / 2
+        apart = distance(gated, batch)
+        return (apart - torch.randn_like(apart)).square().sum(1).mean() / 2
+
+    return step
+
+
+def probed(original: nn.Module) -> Step:
+    """`matched`, and the noise of `blurred` beside it: the gradients of the distance itself stay clean."""
+    distance = _distance(original)
+
+    def step(gated: nn.Module, batch: Any) -> tgfx.Probed:
+        apart = distance(gated, batch)
+        return tgfx.Probed(apart.square().sum(1).mean() / 2, (apart * torch.randn_like(apart)).sum(1).mean())
 
     return step
 
@@ -67,7 +76,13 @@ def taught(original: nn.Module) -> Step:
     return step
 
 
-LOSSES: dict[str, Callable[[nn.Module], Step]] = {"match": matched, "blur": blurred, "soft": softened, "taught": taught}
+LOSSES: dict[str, Callable[[nn.Module], Step]] = {
+    "match": matched,
+    "blur": blurred,
+    "probe": probed,
+    "soft": softened,
+    "taught": taught,
+}
 
 
 def _answers(original: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -78,6 +93,28 @@ def _answers(original: nn.Module) -> Callable[[Tensor], Tensor]:
             return original(images).float()
 
     return answers
+
+
+def _distance(original: nn.Module) -> Step:
+    """What a gated model says less what the original one does, where both take batch norm's statistics alike.
+
+    What the statistics of a batch do to the answers is no fault of the gates.
+    """
+    original = copy.deepcopy(original).requires_grad_(False)
+    norms = [module for module in original.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.momentum = 0.0
+
+    def distance(gated: nn.Module, batch: Any) -> Tensor:
+        by_batch = any(m.training for m in gated.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        original.eval()
+        for norm in norms:
+            norm.train(by_batch)
+        with torch.no_grad():
+            wanted = original(batch[0]).float()
+        return gated(batch[0]).float() - wanted
+
+    return distance
 
 
 def _divergence(found: Tensor, wanted: Tensor) -> Tensor:

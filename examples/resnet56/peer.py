@@ -28,6 +28,7 @@ from examples.resnet56.losses import LOSSES, Step
 from examples.resnet56.run import BATCH, accuracy, whole_model
 from tgfx.whole_file import whole_file
 
+PLAIN = tuple(name for name in LOSSES if name != "probe")  # which is for gates alone
 STEPS = 400  # in which the pruner goes towards its largest ratio; it stops at the budget
 
 
@@ -176,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sparse-epochs", type=int, default=0, help="of these, with the regulariser, before the cut")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--loss", choices=("labels", *LOSSES), default="labels", help="see losses.py")
+    parser.add_argument("--loss", choices=("labels", *PLAIN), default="labels", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -26,6 +26,8 @@ from examples.finished import check_finished
 from examples.resnet56.losses import LOSSES
 
 BATCH = 128
+# finer: channels, connections of residual sums, and taps
+GRANULARITIES = {"channel": "channel", "connection": "connection", "tap": ("connection", "tap")}
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -57,7 +59,10 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
     whole = accuracy(model, test)
     gated = tgfx.transform(
-        copy.deepcopy(model), torch.randn(1, 3, 32, 32), granularity=options.granularity, gate=_gates(options)
+        copy.deepcopy(model),
+        torch.randn(1, 3, 32, 32),
+        granularity=GRANULARITIES[options.granularity],
+        gate=_gates(options),
     )
     result = _train(options, gated, model, loader)
     seconds = result.seconds + _settle(options, gated, model, loader)
@@ -77,7 +82,7 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
 
 
 def _loss(options: argparse.Namespace) -> str:
-    return options.loss or ("labels" if options.train == "joint" else "blur")
+    return options.loss or {"joint": "labels", "norms": "blur", "gates": "probe"}[options.train]
 
 
 def _train(
@@ -149,6 +154,7 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 def _measured(options: argparse.Namespace, gated: tgfx.GatedModule, test: data.Images) -> dict[str, Any]:
     """What the gated model takes and how right it is, and how right the cut one."""
+    gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     as_trained = accuracy(gated, test)
     compact = tgfx.finish(gated, flops=options.budget).model if options.rule == "default" else tgfx.shrink(gated)
     return {
@@ -205,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         default="joint",
         help="gates and: all weights, batch norm's scale and shift, none",
     )
-    parser.add_argument("--granularity", choices=("channel", "connection"), default="channel")
+    parser.add_argument("--granularity", choices=tuple(GRANULARITIES), default="channel")
     parser.add_argument("--rule", choices=("default", "paper"), default="default")
     parser.add_argument("--weight", type=float, help="the paper's lambda, for --rule paper")
     parser.add_argument("--budget", type=float, default=0.5, help="share of the FLOPs to keep")
@@ -215,7 +221,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-lr", type=float)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument(
-        "--loss", choices=("labels", *LOSSES), help="see losses.py; default: labels for joint, else blur"
+        "--loss",
+        choices=("labels", *LOSSES),
+        help="see losses.py; default: labels for joint, blur for norms, probe for gates",
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")

@@ -29,6 +29,13 @@ def test_resnet56_quick_with_gates_over_connections() -> None:
     assert any(name.endswith("#2") for name in report["widths"])  # what a layer reads, beside what it makes
 
 
+def test_resnet56_quick_with_gates_over_taps() -> None:
+    report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--granularity", "tap"])
+    assert 0.55 <= report["flops"] <= 0.6
+    assert report["loss"] == "probe"
+    assert any(name.endswith(".taps") for name in report["widths"])
+
+
 def test_resnet56_curve_quick() -> None:
     points = curve.main(["--quick"])
     for run in curve.RUNS:

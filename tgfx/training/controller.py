@@ -130,6 +130,7 @@ class BudgetController(StepWatcher):
         self._before = gate_weights(gated)
         self._found: tuple[Tensor | None, int] | None = None  # gradient and samples of a step's first closure call
         self._ranks = Ranks()
+        self._probe: Tensor | None = None  # its gradient, summed up over a step's batches
         self._samples = SampleCount(trained_gates(gated))
         self._seen_forward = False
         self._silent = 0
@@ -232,17 +233,23 @@ class BudgetController(StepWatcher):
         """Said by a loop that knows its batches: counts where the model's own calls cannot be seen (compiled)."""
         self._samples.tell(count)
 
+    def take_probe(self, gradient: Tensor) -> None:
+        """That of a probe of the curvature (tgfx.training.probed), for the step that is under way."""
+        self._probe = gradient if self._probe is None else self._probe + gradient
+
     def _watch(self, gradient: Tensor | None, samples: int) -> None:
+        probe, self._probe = self._probe, None
         ours = movable(self.gated)
         if not bool(ours.any()):
             return  # nothing but choices
         if isinstance(self.evidence, TwoStates):
             self.evidence.moved(self._opened())
         samples = self._ranks.total(self.gated, self.batch_size or samples or SAMPLES)
+        told = [each for each in (gradient, probe) if each is not None]  # where two models agree, only a probe tells
         useful = (
             gradient is not None
-            and bool(gradient[ours.to(gradient.device)].any())
-            and self.evidence.update(gradient, samples)
+            and any(bool(each[ours.to(each.device)].any()) for each in told)
+            and self.evidence.update(gradient, samples, probe)
         )
         self._silent = 0 if useful else self._silent + 1
         if self._silent == STALL and trained_gates(self.gated):

@@ -32,8 +32,11 @@ class Evidence:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.square = torch.zeros(size, dtype=torch.float64, device=device)
 
-    def update(self, gradient: Tensor, samples: int) -> bool:
-        """Take in the gradient of a batch of `samples`; False if it is not finite, and then nothing changes."""
+    def update(self, gradient: Tensor, samples: int, probe: Tensor | None = None) -> bool:
+        """Take in the gradient of a batch of `samples`; False if it is not finite, and then nothing changes.
+
+        `probe`: not used here, where weights move and make up for much of what the curvature foretells.
+        """
         gradient = gradient.to(self.mean)
         if not bool(gradient.isfinite().all()):
             return False

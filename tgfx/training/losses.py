@@ -7,7 +7,8 @@
     {"a": x, ...}          model(a=x, ...)       loss_fn(output, batch); without loss_fn: output.loss
     x                      model(x)              loss_fn(output, x)
 
-Whoever needs more writes `training_step(model, batch) -> loss` instead.
+Whoever needs more writes `training_step(model, batch) -> loss` instead, or `-> Probed(loss, probe)`
+(tgfx.training.probed).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 
 from tgfx.errors import InputError, TrainingError
 from tgfx.training.batches import call_model
+from tgfx.training.probed import Probed
 
-Step = Callable[[nn.Module, Any], Tensor]
+Step = Callable[[nn.Module, Any], Tensor | Probed]
 
 
 def step_of(loss_fn: Callable[..., Tensor] | None, training_step: Step | None) -> Step:
@@ -33,7 +35,7 @@ def step_of(loss_fn: Callable[..., Tensor] | None, training_step: Step | None) -
             raise InputError(
                 "two ways to a loss", expected="loss_fn or training_step", found="both", fix="leave one of them out"
             )
-        return lambda model, batch: _checked(training_step(model, batch), "training_step(model, batch)")
+        return lambda model, batch: _checked_both(training_step(model, batch), "training_step(model, batch)")
     return lambda model, batch: _loss(model, batch, loss_fn)
 
 
@@ -45,6 +47,12 @@ def _loss(model: nn.Module, batch: Any, loss_fn: Callable[..., Tensor] | None) -
     if isinstance(batch, tuple | list) and len(batch):
         return _checked(loss_fn(output, *batch[1:]), "loss_fn(output, target)")
     return _checked(loss_fn(output, batch), "loss_fn(output, batch)")
+
+
+def _checked_both(found: Any, where: str) -> Tensor | Probed:
+    if isinstance(found, Probed):
+        return Probed(_checked(found.loss, where), _checked(found.probe, f"the probe of {where}"))
+    return _checked(found, where)
 
 
 def _checked(loss: Any, where: str) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from tgfx.errors import TrainingError
+from tgfx.errors import InputError, TrainingError
 from tgfx.training.batches import inputs_of, samples_in
 from tgfx.training.controller import BudgetController
 from tgfx.training.device import device_of, to_device
 from tgfx.training.losses import Step
+from tgfx.training.probed import Probed, probe_gradients
 
 if TYPE_CHECKING:
     from tgfx.gated import GatedModule
@@ -56,7 +57,8 @@ class Stepper:
         sums = 0.0
         for batch in batches:
             with nullcontext() if self.amp is None else torch.autocast(device.type, dtype=self.amp):
-                loss = self.loss_of(self.gated, to_device(batch, device))
+                found = self.loss_of(self.gated, to_device(batch, device))
+            loss, probe = (found.loss, self._wanted(found.probe)) if isinstance(found, Probed) else (found, None)
             if isinstance(controller := self.gated.controller, BudgetController):
                 controller.tell_samples(samples_in(*inputs_of(batch)))
             value = float(loss.detach())
@@ -66,8 +68,27 @@ class Stepper:
             if not bool(loss.detach().isfinite()):
                 raise not_finite("loss", value)
             sums += value
-            (loss / len(batches)).backward()
+            (loss / len(batches)).backward(retain_graph=probe is not None)
+            if probe is not None:
+                self._controller().take_probe(probe_gradients(self.gated, probe / len(batches)))
         return sums / len(batches)
+
+    def _wanted(self, probe: Tensor) -> Tensor | None:
+        """None where gates stand still, and nothing is to be learned of them."""
+        if not bool(probe.detach().isfinite()):
+            raise not_finite("probe", float(probe.detach()))
+        return None if self._controller().phase == "hold" else probe
+
+    def _controller(self) -> BudgetController:
+        controller = self.gated.controller
+        if isinstance(controller, BudgetController) and controller.weights_frozen:
+            return controller
+        raise InputError(
+            "training_step gives a probe, and nobody asks for one",
+            expected='a loss alone, or train="gates", a budget, rule="default" and no gates over single weights',
+            found="tgfx.Probed",
+            fix="return the loss itself",
+        )
 
     def _check_gradients(self) -> None:
         gates = {id(gate.weight) for gate in self.gated.gates.values()}

@@ -16,6 +16,11 @@ and the model moves only when gates move, so means may remember more. Three thin
 - The mean of g is of one state. When its gate moves it goes on from what h foretells.
 - A gate counts for more than it seems, by its standard error, in the state that it is in. Gates change places where
   that is surely better, and not by chance.
+
+With a probe (tgfx.training.probed) the gradient has no noise of its own, and h is the mean square of the probe's:
+nothing is left to be measured at moves. Most gates have a slope then that is smaller than its standard error. It counts
+as far as it is beyond that, or noise would rank the many gates that matter least, which are those in question; and a
+gate counts for more in its own state by a share of its h.
 """
 
 from __future__ import annotations
@@ -28,10 +33,13 @@ from tgfx.training.saved_state import check_fits
 SURE = 0.5  # standard errors, on either side
 SHARE = 0.1  # of the steps so far that the means remember
 SHORTEST, LONGEST = 4.0, 200.0  # steps to remember
+PROBED_SHARE, PROBED_SHORTEST = 0.2, 10.0  # the same with probes
 FORETOLD = 4.0  # steps that the gradient foretold for a moved gate counts for
 SOON = 3  # steps after a move in which the gradient's distance from its mean is no noise
 WAIT = 8  # steps in a state before its mean gradient is compared with that of the other
 DOUBT = 1.0  # standard error of the mean square as the curvature's size, as a share of it
+STAY = 0.5  # share of ½·h by which a gate counts for more in the state that it is in, where h is known from a probe
+PROBES = 50.0  # steps that the mean square of probes remembers: h changes more slowly than g
 FADE = 0.98  # by which older moves count less, for each step that has new ones
 
 
@@ -45,7 +53,8 @@ class TwoStates:
         def zeros() -> Tensor:
             return torch.zeros(size, dtype=torch.float64, device=device)
 
-        self.mean, self.variance, self.count = zeros(), zeros(), zeros()
+        self.mean, self.variance, self.count, self.probed = zeros(), zeros(), zeros(), zeros()
+        self.probes = 0
         self.since, self.before, self.after = zeros(), zeros(), zeros()
         self.opened = torch.ones(size, dtype=torch.bool, device=device)
         self.compared = torch.ones(size, dtype=torch.bool, device=device)  # or there is nothing to compare
@@ -53,13 +62,18 @@ class TwoStates:
 
     @property
     def memory(self) -> float:
-        return min(max(SHARE * self.seen, SHORTEST), LONGEST)
+        share, shortest = (PROBED_SHARE, PROBED_SHORTEST) if self.probes else (SHARE, SHORTEST)
+        return min(max(share * self.seen, shortest), LONGEST)
 
-    def update(self, gradient: Tensor, samples: int) -> bool:
+    def update(self, gradient: Tensor, samples: int, probe: Tensor | None = None) -> bool:
         """Take in the gradient of a batch of `samples`; False if it is not finite, and then nothing changes."""
         gradient = gradient.to(self.mean)
-        if not bool(gradient.isfinite().all()):
+        probe = None if probe is None else probe.to(self.mean)
+        if not bool(gradient.isfinite().all()) or not (probe is None or bool(probe.isfinite().all())):
             return False
+        if probe is not None:
+            self.probes += 1
+            self.probed.lerp_(samples * probe.square(), 1 / min(self.probes, PROBES))
         self.seen += 1
         self.samples = samples
         self.count += 1
@@ -93,10 +107,17 @@ class TwoStates:
         """Loss with the gate closed minus loss with it open, in favour of the state that the gate is in."""
         steps = self.count.clamp(min=1.0, max=max(1.0, 2 * self.memory - 1))
         error = (self.variance / steps).sqrt()
+        if self.probes:
+            curvature = self.curvature()
+            slope = torch.where(opened, self.mean, self.mean + curvature)  # as it is, or would be, with the gate open
+            sure = (1 - (error / slope).square()).clamp(min=0).nan_to_num(0.0)  # 0 / 0: no slope
+            return torch.where(opened, 1 + STAY, 1 - STAY) * curvature / 2 - slope * sure
         here = self.curvature() / 2 + SURE * error
         return torch.where(opened, here, -here) - self.mean
 
     def curvature(self) -> Tensor:
+        if self.probes:
+            return self.probed
         squares = self._squares()
         believed = float(squares.mean())
         return squares * (self._size(believed) / max(believed, 1e-300))
@@ -127,12 +148,13 @@ class TwoStates:
         self.moves = FADE * self.moves + found.cpu()
 
     def state_dict(self) -> dict[str, object]:
-        own = {"seen": self.seen, "samples": self.samples}
+        own = {"seen": self.seen, "samples": self.samples, "probes": self.probes}
         return {**own, **{name: getattr(self, name).clone() for name in _TENSORS}}
 
     def load_state_dict(self, state: dict) -> None:
+        state = {"probes": 0, "probed": torch.zeros_like(self.probed), **state}  # states from before there were probes
         check_fits(state, {name: getattr(self, name) for name in _TENSORS}, "evidence of the gates")
-        self.seen, self.samples = state["seen"], state["samples"]
+        self.seen, self.samples, self.probes = state["seen"], state["samples"], state["probes"]
         for name in _TENSORS:
             getattr(self, name).copy_(state[name])
 
@@ -141,4 +163,4 @@ def _relative(squares: Tensor) -> Tensor:
     return squares / squares.mean().clamp(min=1e-300)
 
 
-_TENSORS = ("mean", "variance", "count", "since", "before", "after", "opened", "compared", "moves")
+_TENSORS = ("mean", "variance", "count", "probed", "since", "before", "after", "opened", "compared", "moves")

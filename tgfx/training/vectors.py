@@ -28,13 +28,17 @@ def gate_gradients(gated: GatedModule) -> Tensor | None:
     The gradient of a latent weight is that times the gate's own slope, which differs from gate to gate unless its shape
     is constant. Of choices, whose slope mixes alternatives, the gradient itself.
     """
-    found = {name: _by_value(gate) for name, gate in gated.gates.items() if gate.weight.grad is not None}
-    return _spread(gated, found, 0.0) if found else None
+    found = {name: gate.weight.grad for name, gate in gated.gates.items() if gate.weight.grad is not None}
+    return spread_gradients(gated, found) if found else None
 
 
-def _by_value(gate: Gate) -> Tensor:
-    assert gate.weight.grad is not None
-    gradient = whole(gate.weight.grad)
+def spread_gradients(gated: GatedModule, found: dict[str, Tensor]) -> Tensor:
+    """Gradients of latent weights, by group, as derivatives by what the gates give."""
+    return _spread(gated, {name: _by_value(gated.gates[name], gradient) for name, gradient in found.items()}, 0.0)
+
+
+def _by_value(gate: Gate, gradient: Tensor) -> Tensor:
+    gradient = whole(gradient)
     slope = None if isinstance(gate, ChoiceGate) else gate.settings.slope(whole(gate.weight))
     if slope is None:
         return gradient

@@ -1,0 +1,39 @@
+"""A loss that comes with a probe of its curvature, for runs in which only gates are trained.
+
+What closing a gate costs is a matter of the loss's slope and of its curvature. Both can be read off the gradient of one
+loss only if that is noisy, and then the slope is known no better than the noise allows. A probe keeps them apart: the
+loss itself has the slope, and the probe, a second number of the same forward pass, is nothing but noise, of just the
+size that tells the curvature (Gauss-Newton):
+
+    half the squared distance d        probe = sum of d times a normal deviate, mean over samples
+    cross-entropy                      probe = cross-entropy with classes drawn from the model's own beliefs
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tgfx.training.vectors import spread_gradients
+
+if TYPE_CHECKING:
+    from tgfx.gated import GatedModule
+
+
+class Probed(NamedTuple):
+    """What a `training_step` may return in place of a loss. Both are means over the samples of the batch.
+
+    The mean square of the probe's gradient by one sample, over its noise, is the curvature of the loss.
+    """
+
+    loss: Tensor
+    probe: Tensor
+
+
+def probe_gradients(gated: GatedModule, probe: Tensor) -> Tensor:
+    """Derivatives of the probe by what the gates give, one for each slot; nothing is left behind on the gates."""
+    weights = {name: gate.weight for name, gate in gated.gates.items() if gate.weight.requires_grad}
+    found = torch.autograd.grad(probe, list(weights.values()), allow_unused=True)
+    return spread_gradients(gated, {name: g for name, g in zip(weights, found, strict=True) if g is not None})
