@@ -30,6 +30,11 @@ def test_connections_are_gated_along_with_channels() -> None:
     assert parse("connection") == parse(("connection", "channel")) == {"channel", "connection"}
 
 
+def test_taps_are_gated_along_with_channels() -> None:
+    assert parse("tap") == {"channel", "tap"}
+    assert parse(("tap", "connection")) == {"channel", "connection", "tap"}
+
+
 def test_single_weights_stand_alone() -> None:
     assert parse("weight") == parse(("weight",)) == {"weight"}
     with pytest.raises(GranularityError, match="cannot be mixed"):

@@ -44,6 +44,17 @@ def test_promises_hold_for_connections(name: str) -> None:
     assert verdict.removed > 0.5, verdict
 
 
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "torchvision/googlenet", "torchvision/densenet121"])
+def test_promises_hold_for_taps(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model, example = dict(_quick())[name]()
+        verdict = check(name, model, example, granularity="tap")
+    assert not verdict.failures, verdict
+    assert verdict.removed > 0.3, verdict
+
+
 def test_batch_and_sequence_length_stay_free() -> None:
     import tgfx
 

@@ -120,6 +120,7 @@ FAMILIES = {
     "style": Family(style_net, images(1, 3, 12, 12), any_size=True),
     "encoder": Family(Encoder, torch.arange(7).unsqueeze(0)),
     "heads": Family(Attention, images(1, 5, 16), granularity="head"),
+    "taps": Family(resnet, images(1, 3, 12, 12), granularity=("tap", "connection"), any_size=True),
     "connections": Family(resnet, images(1, 3, 12, 12), granularity="connection", any_size=True),
     "shuffle": Family(Shuffled, images(1, 3, 8, 8), any_size=True),
 }

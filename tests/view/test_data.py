@@ -123,7 +123,7 @@ def test_what_is_not_gated_can_be_shown_too() -> None:
         page_data(nn.Sequential(tgfx.transform(Residual(), torch.randn(*EXAMPLE))))
 
 
-@pytest.mark.parametrize("granularity", ["weight", "layer", ("channel", "layer"), "connection"])
+@pytest.mark.parametrize("granularity", ["weight", "layer", ("channel", "layer"), "connection", "tap"])
 def test_other_granularities(granularity: str) -> None:
     gated = tgfx.transform(Residual(), torch.randn(*EXAMPLE), granularity=granularity).eval()
     close_some_(gated) if granularity != "weight" else None

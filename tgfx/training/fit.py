@@ -95,7 +95,8 @@ def fit(
 
     Data. Batches are moved to the model's device. (x, target) gives loss_fn(gated(x), target); a dict gives
     gated(**batch) and, without loss_fn, its output.loss; tgfx/training/losses.py has the whole table.
-    `training_step(gated, batch) -> loss` takes the place of it all.
+    `training_step(gated, batch) -> loss` takes the place of it all; with train="gates" it may return a tgfx.Probed,
+    a loss with a probe of its curvature.
 
     Length. `epochs` (default 1), or `steps`: optimizer steps in all, needed for a loader without a length.
     `accumulate`: batches per optimizer step.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Probed(NamedTuple):
-    """What a `training_step` may return in place of a loss. Both are means over the samples of the batch.
+    """What the `training_step` of tgfx.fit may return in place of a loss, with train="gates".
+
+    Both are means over the samples of the batch.
 
     The mean square of the probe's gradient by one sample, over its noise, is the curvature of the loss.
     """
