@@ -223,7 +223,7 @@ class _Surgeon(KeptPositions):
         """The call of a layer that has lost taps."""
         x: fx.Node = node.args[0] if node.args else node.kwargs["input"]  # type: ignore[assignment]
         module = self.source.module.get_submodule(str(node.target))
-        axis = len(self.before(x)) - len(module.kernel_size) - 1
+        axis = len(self.before(x)) - taps.alive.ndim
         reader = TapReader(self.graph, module, axis, self.constant)
         if taps.alive.any():
             args = (reader.read(values[x], taps),)

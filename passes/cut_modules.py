@@ -45,8 +45,13 @@ class ModuleCut:
         root.training = self.source.module.training
         group_counts, shapes = self._group_counts(), self._input_shapes()
         gone: set[str] = set()
-        for path, module in self.source.module.named_modules():
+        made: dict[int, nn.Module] = {}
+        for path, module in self.source.module.named_modules(remove_duplicate=False):
             if not path or isinstance(module, fx.GraphModule):
+                continue
+            if id(module) in made:  # a second name of it, which only a closed box goes by
+                if self._called(path):
+                    put_module(root, path, made[id(module)])
                 continue
             if path.rpartition(".")[0] in gone or self._is_gone(path, module):
                 gone.add(path)
@@ -67,6 +72,7 @@ class ModuleCut:
             else:
                 smaller = _container(module, own) if not self._called(path) else _shallow(module, own)
             smaller.training = module.training
+            made[id(module)] = smaller
             put_module(root, path, smaller)
         for name in [*self.source.module._parameters, *self.source.module._buffers]:
             if name in self.sliced:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ class TapCut:
     def resize_(self, layer: nn.Module) -> None:
         """Bring a layer that holds this weight to what it reads now: a window of one entry, where there are holes."""
         if self.has_holes:
-            space = len(layer.kernel_size)
+            space = self.alive.ndim - 1
             layer.kernel_size = layer.stride = layer.dilation = (1,) * space
             layer.padding = (0,) * space
             layer._reversed_padding_repeated_twice = [0, 0] * space
@@ -94,16 +95,27 @@ class TapReader:
         return parts[0] if len(parts) == 1 else self.graph.call_function(torch.cat, (parts, self.axis))
 
     def nothing(self, x: fx.Node, width: int, bias: fx.Node | None) -> fx.Node:
-        """What a layer gives that reads nothing: its bias, everywhere."""
-        space = len(self.module.kernel_size)
+        """What a layer gives that reads nothing: its bias, everywhere, in memory that may be written to."""
         first = self.graph.call_function(torch.narrow, (self._padded(x), self.axis, 0, 1))
-        zeros = self.graph.call_function(torch.zeros_like, (self._shifted(first, (0,) * space),))
-        sizes = [width if a == self.axis else -1 for a in range(self.axis + 1 + space)]
+        zeros = self.graph.call_function(torch.zeros_like, (self._shifted(first, (0,) * self.space),))
+        sizes = [width if a == self.axis else -1 for a in range(self.axis + 1 + self.space)]
         wide = self.graph.call_method("expand", (zeros, *sizes))
         if bias is None:
-            return wide
-        column = self.graph.call_method("reshape", (bias, -1, *[1] * space))
+            return self.graph.call_method("contiguous", (wide,))
+        column = self.graph.call_method("reshape", (bias, -1, *[1] * self.space))
         return self.graph.call_function(operator.add, (wide, column))
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        return tuple(self.module.weight.shape[2:])  # type: ignore[union-attr, arg-type]
+
+    @property
+    def space(self) -> int:
+        return len(self.window)
+
+    def _per_axis(self, setting: Any) -> tuple[int, ...]:
+        """A setting of the layer, which may have been set to one number for all axes."""
+        return tuple(setting) if isinstance(setting, Sequence) else (setting,) * self.space
 
     def _select(self, x: fx.Node, channels: list[int], size: int) -> fx.Node:
         if channels == list(range(size)):
@@ -111,17 +123,26 @@ class TapReader:
         return self.graph.call_function(torch.index_select, (x, self.axis, self.constant(channels)))
 
     def _padded(self, x: fx.Node) -> fx.Node:
-        if isinstance(self.module.padding, str):  # "same", "valid": as the layer itself has worked it out
-            padding = list(self.module._reversed_padding_repeated_twice)
-        else:
-            padding = [width for size in reversed(self.module.padding) for width in (size, size)]
+        padding: list[int] = []
+        for width in reversed(self._paddings()):
+            padding += width
         return self.graph.call_function(F.pad, (x, padding)) if any(padding) else x
+
+    def _paddings(self) -> list[tuple[int, int]]:
+        """Before and behind, by axis."""
+        padding = self.module.padding
+        if padding == "valid":
+            return [(0, 0)] * self.space
+        if padding == "same":
+            whole = [d * (size - 1) for d, size in zip(self._per_axis(self.module.dilation), self.window, strict=True)]
+            return [(width // 2, width - width // 2) for width in whole]
+        return [(width, width) for width in self._per_axis(padding)]
 
     def _shifted(self, padded: fx.Node, place: tuple[int, ...]) -> fx.Node:
         """What one place of the window sees, wherever the window is laid; whatever the input's size."""
-        module = self.module
         slices = [slice(None)] * (self.axis + 1)
-        for at, size, dilation, stride in zip(place, module.kernel_size, module.dilation, module.stride, strict=True):
+        strides, dilations = self._per_axis(self.module.stride), self._per_axis(self.module.dilation)
+        for at, size, dilation, stride in zip(place, self.window, dilations, strides, strict=True):
             start, behind = dilation * at, dilation * (size - 1 - at)
             slices.append(slice(start or None, -behind or None, stride if stride > 1 else None))
         if all(one == slice(None) for one in slices):

@@ -13,6 +13,7 @@ from tgfx.ir.ids import IdSpace, collapse, distinct_along, squeezed_atoms
 from tgfx.ir.layer_shape import LayerShape
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import source_line
+from tgfx.ops.naming import tapped_weight
 from tgfx.passes.attention import Attention
 
 Origin = tuple[str, str, int]
@@ -47,8 +48,13 @@ class RuleRecorder:
         return entry[1] if entry else TensorIds(tuple(tensor.shape))
 
     def taps(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """Those of a weight, where its own layer is called; whoever else reads it, in a closed box, reads all of it."""
         origin = self.origin(weight)
-        return self.taps_of.get(origin[1]) if origin is not None and origin[0] == "param" else None
+        taps = self.taps_of.get(origin[1]) if origin is not None and origin[0] == "param" else None
+        if taps is None or (self._node is not None and tapped_weight(self._node, self.taps_of) == origin[1]):
+            return taps
+        self.freeze(taps, "is read by another than its own layer", limit=True)
+        return None
 
     def origin(self, tensor: torch.Tensor) -> Origin | None:
         entry = self._live.get(id(tensor)) or self._owned.get(id(tensor))

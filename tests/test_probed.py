@@ -262,3 +262,49 @@ def test_plain_losses_need_none(models: list[nn.Module], digits: tuple[Tensor, T
     controller = BudgetController(gated, {"flops": 0.5}, steps=4, weights_frozen=True)
     assert isinstance(controller.evidence, TwoStates) and not controller.evidence.probes
     controller.close()
+
+
+def test_a_probe_that_no_gate_makes_is_refused(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+    """With the wrong side detached it has a gradient, but none that tells of gates."""
+    original = copy.deepcopy(models[0]).requires_grad_(True)
+
+    def step(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
+        said = model(batch[0])
+        d = said - original(batch[0]).detach()
+        wrong = said.detach() - original(batch[0])
+        return tgfx.Probed(d.square().mean(), (wrong * torch.randn_like(wrong)).sum(1).mean())
+
+    gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
+    with pytest.raises(TrainingError, match="does not depend on the gates"):
+        tgfx.fit(gated, loader(digits), training_step=step, budget={"flops": 0.5}, steps=4, train="gates", **QUIET)
+
+
+def test_a_gradient_of_a_probe_that_is_not_finite_stops_the_run(
+    models: list[nn.Module], digits: tuple[Tensor, Tensor]
+) -> None:
+    def step(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
+        d = apart(model, models[1], batch)
+        return tgfx.Probed(d.square().mean(), d.mean() + (0 * d).sum().sqrt())
+
+    gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
+    with pytest.raises(TrainingError, match="gradient of the probe is not finite"):
+        tgfx.fit(gated, loader(digits), training_step=step, budget={"flops": 0.5}, steps=4, train="gates", **QUIET)
+
+
+def test_segments_may_be_computed_again_for_both(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+    """Gradient checkpointing: two backward passes through one forward, and statistics move once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(),
+        nn.Linear(32, 10),
+    )  # fmt: skip
+    ends = []
+    for checkpointing in (False, True):
+        gated = tgfx.transform(copy.deepcopy(model), digits[0][:2])
+        if checkpointing:
+            gated.gradient_checkpointing_enable()
+        options: dict[str, Any] = {"budget": {"flops": 0.6}, "steps": 12, "train": "gates", "recalibrate": 3, **QUIET}
+        tgfx.fit(gated, loader(digits), training_step=probed(models[0]), **options)
+        ends.append(gated.state_dict())
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name

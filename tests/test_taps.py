@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tgfx
 from tests.support import promises
@@ -266,3 +267,103 @@ def test_time_is_not_foretold() -> None:
     gated = tgfx.transform(case.build(), case.example(), granularity="tap")
     with pytest.raises(GranularityError, match="lost taps"):
         tgfx.latency.measure(gated)
+
+
+def test_nothing_can_be_written_to() -> None:
+    """What a layer without a tap and a bias gives is a tensor like any other."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            y[:, 0] += 1
+            return self.b(y.relu_()).view(len(x), -1)
+
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    gated = tgfx.transform(Written().double(), x, granularity="tap").eval()
+    gated.gates["a.taps"].set_open_(torch.zeros(27, dtype=torch.bool))
+    with torch.no_grad():
+        promises.assert_close(tgfx.shrink(gated)(x), gated(x), promises.EXACT, "written to")
+    last = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False)).double()
+    gated = tgfx.transform(last, x, granularity="tap").eval()
+    gated.gates["0.taps"].set_open_(torch.zeros(27, dtype=torch.bool))
+    out = tgfx.shrink(gated)(x)
+    out[:, 0] += 1
+    assert float(out[:, 1:].abs().max()) == 0
+
+
+class _Box(nn.Module):
+    """Cannot be traced: it looks at numbers."""
+
+    def __init__(self, conv: nn.Conv2d, *, own: bool) -> None:
+        super().__init__()
+        self.reference = [conv]
+        self.conv = conv if own else nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.nn.functional.conv2d(x, self.reference[0].weight, None, padding=1)
+        return self.conv(y) if float(y.detach().sum()) > -1e9 else y
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_weight_that_a_closed_box_reads_keeps_its_taps(own: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+            self.box, self.head = _Box(self.a, own=own), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.box(self.a(self.stem(x)).sigmoid()).sigmoid())
+
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    gated = tgfx.transform(Model().double().eval(), x, granularity="tap").eval()
+    tapped = {group.name for group in gated.facts.coupling.groups if group.kind == "tap"}
+    assert tapped == {"stem.taps", "head.taps"}
+    for name in tapped:
+        gated.gates[name].set_open_(torch.arange(gated.groups[name].size) % 2 == 0)
+    compact = tgfx.shrink(gated).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        found = compact(x)
+    promises.assert_close(found, gated(x), promises.EXACT, "beside a closed box")
+    assert float(gated.cost("flops")) * len(x) == counter.get_total_flops()
+
+
+def test_settings_that_were_changed_later() -> None:
+    """One number for all axes, as F.conv2d takes it; "same" with another dilation than at first."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.Conv2d(4, 5, 3, padding="same"), nn.Sigmoid(), nn.Conv2d(5, 2, 3)
+    ).double()
+    model[0].stride, model[0].padding, model[2].dilation = 2, 1, (2, 3)  # type: ignore[assignment]
+    x = torch.randn(2, 3, 17, 19, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model.eval()(x)
+    gated = tgfx.transform(model, x, granularity="tap").eval()
+    with torch.no_grad():
+        promises.assert_close(gated(x), expected, promises.IDENTITY, "open gates")
+    for density in (0.5, 0.0):
+        set_gates(gated, 4, density)
+        with torch.no_grad():
+            promises.assert_close(tgfx.shrink(gated)(x), gated(x), promises.EXACT, f"cut, {density}")
+
+
+def test_complex_weights_have_no_taps() -> None:
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 3, dtype=torch.complex64) for _ in range(2)))
+    with pytest.raises(GranularityError, match="no taps to gate"):
+        tgfx.transform(model, torch.randn(1, 2, 8, 8, dtype=torch.complex64), granularity="tap")
+
+
+@pytest.mark.parametrize("train", ["joint", "gates"])
+def test_taps_stay_where_closing_them_saves_nothing(train: Any) -> None:
+    """A budget in channels is met by closing channels."""
+    case = ResidualCase(("post", "post"))
+    gated = tgfx.transform(case.build().float(), case.example().float(), granularity="tap")
+    loader = [(torch.randn(8, 3, 4, 4), torch.randint(4, (8,))) for _ in range(10)]
+    tgfx.fit(
+        gated, loader, nn.functional.cross_entropy, budget={"channels": 0.6}, steps=30, train=train, progress=False
+    )
+    assert all(bool(gated.gates[g.name].is_open().all()) for g in gated.groups if g.kind == "tap")
+    assert 0.5 <= float(gated.eval().ratio("channels")) <= 0.6

@@ -73,11 +73,7 @@ def cheapest_cost(gated: GatedModule, kind: str) -> float:
     held = held_slots(gated)
     least = held & torch.from_numpy(gated.open_slots())
     for group in gated.facts.coupling.groups:
-        if (
-            group.name in gated.gates
-            and group.kind not in ("layer", "tap")
-            and not held[first := gated.gate_slots(group.name)[0]]
-        ):
+        if group.name in gated.gates and group.kind != "layer" and not held[first := gated.gate_slots(group.name)[0]]:
             least[first] = True
 
     def price(opened: Tensor) -> float:

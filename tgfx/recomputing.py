@@ -7,8 +7,8 @@ made inside is not. Random numbers are drawn alike both times; statistics of nor
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,14 +93,23 @@ class Recomputed:
 
 
 def _statistics_move_once(norms: list[nn.Module]) -> tuple[Any, Any]:
-    """Contexts of the first run and of the second."""
-    return nullcontext(), _restored(norms)
+    """Contexts of the first run and of the others: there is one for each backward through the same forward."""
+    return nullcontext(), _Restored(norms)
 
 
-@contextmanager
-def _restored(norms: list[nn.Module]) -> Iterator[None]:
-    with buffers_restored(nn.ModuleList(norms)):
-        yield
+class _Restored:
+    """May be entered again and again."""
+
+    def __init__(self, norms: list[nn.Module]) -> None:
+        self.norms = nn.ModuleList(norms)
+        self.entered: list[AbstractContextManager] = []
+
+    def __enter__(self) -> None:
+        self.entered.append(buffers_restored(self.norms))
+        self.entered[-1].__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self.entered.pop().__exit__(*failure)
 
 
 def _entry(graph: fx.Graph) -> fx.Graph:

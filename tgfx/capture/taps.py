@@ -8,7 +8,6 @@ must be seen in all of its uses: as the weight of convolutions that are called a
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from torch import nn
@@ -43,5 +42,6 @@ def _is_tapped(module: nn.Module) -> bool:
         and type(module) in TAPPED
         and module.groups == 1
         and module.padding_mode == "zeros"
-        and math.prod(module.kernel_size) > 1
+        and module.weight.is_floating_point()
+        and module.weight.shape[2:].numel() > 1
     )

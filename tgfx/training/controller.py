@@ -269,7 +269,7 @@ class BudgetController(StepWatcher):
         stops = stops_for(gated, targets, self.round_to)
         for _ in range(ROUNDS):
             price = torch.stack([self._pressure[kind] * marginals[kind] for kind in targets]).sum(0)
-            scores = rise / price.clamp(min=1e-12)
+            scores = _kept_where_free(rise / price.clamp(min=1e-12), (price <= 0) & opened)
             if stops is None:
                 candidates, ranked = start, scores
                 if self.weights_frozen:
@@ -339,6 +339,13 @@ class BudgetController(StepWatcher):
             self._pressure[kind] *= math.exp(GAIN * gap)
         most = max(self._pressure.values())
         self._pressure = {kind: max(value / most, 1e-6) for kind, value in self._pressure.items()}
+
+
+def _kept_where_free(scores: Tensor, free: Tensor) -> Tensor:
+    """The scores with open gates that cost nothing above all others: closing them would bring no budget nearer."""
+    if not bool(free.any()) or bool(free.all()):
+        return scores
+    return scores.where(~free, scores[~free].max().clamp(min=0) + 1)
 
 
 def latent(scores: Tensor, opened: Tensor, *, cells: float = 1e5, near: bool = False) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from tgfx.errors import TrainingError
 from tgfx.training.vectors import spread_gradients
 
 if TYPE_CHECKING:
@@ -38,4 +39,13 @@ def probe_gradients(gated: GatedModule, probe: Tensor) -> Tensor:
     """Derivatives of the probe by what the gates give, one for each slot; nothing is left behind on the gates."""
     weights = {name: gate.weight for name, gate in gated.gates.items() if gate.weight.requires_grad}
     found = torch.autograd.grad(probe, list(weights.values()), allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise TrainingError(
+            "the probe does not depend on the gates",
+            expected="a probe computed from the output of the gated model, with its gradient",
+            found="no gradient reaches a gate",
+            where="the probe of training_step(model, batch)",
+            fix="detach the other model's answers, not the gated one's; a checkpoint around the model must be "
+            "use_reentrant=False",
+        )
     return spread_gradients(gated, {name: g for name, g in zip(weights, found, strict=True) if g is not None})

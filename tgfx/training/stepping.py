@@ -70,7 +70,10 @@ class Stepper:
             sums += value
             (loss / len(batches)).backward(retain_graph=probe is not None)
             if probe is not None:
-                self._controller().take_probe(probe_gradients(self.gated, probe / len(batches)))
+                gradient = probe_gradients(self.gated, probe / len(batches))
+                if not bool(gradient.isfinite().all()):
+                    raise not_finite("gradient of the probe", float(gradient.norm()))
+                self._controller().take_probe(gradient)
         return sums / len(batches)
 
     def _wanted(self, probe: Tensor) -> Tensor | None:
