@@ -14,8 +14,8 @@ from torch import nn
 
 import tgfx
 from tests.support import promises
-from tests.support.residual_gates import check_cut, set_gates
-from tests.support.residual_models import BLOCKS, ResidualCase, trained_once
+from tests.support.residual_gates import check_cut, open_gates_change_nothing, set_gates
+from tests.support.residual_models import BLOCKS, ResidualCase
 from tgfx.errors import GranularityError
 
 GRANULARITIES = [("connection",), ("connection", "layer")]
@@ -26,15 +26,7 @@ IDS = [" + ".join(case.names) for case in CASES]
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_open_gates_change_nothing(case: ResidualCase, granularity: tuple[str, ...]) -> None:
-    model = case.build().eval()
-    gated = tgfx.transform(model, case.example(), granularity=granularity)
-    promises.identical_in_eval(case, model, gated)
-    loss, gradients = trained_once(model, case.example(3))
-    found, own = trained_once(gated, case.example(3))
-    promises.assert_close(found, loss, promises.TRAINED, "loss")
-    scale = max(float(gradient.abs().max()) for gradient in gradients.values())
-    for name, gradient in gradients.items():
-        assert float((own[name] - gradient).abs().max()) <= promises.TRAINED * scale, name
+    open_gates_change_nothing(case, granularity)
 
 
 @settings(max_examples=40)

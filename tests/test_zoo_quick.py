@@ -33,26 +33,21 @@ def test_promises_hold(name: str, build) -> None:
     assert verdict.removed > 0.3, verdict
 
 
-@pytest.mark.parametrize("name", ["torchvision/resnet18", "timm/vit_tiny_patch16_224", "hf/llama"])
-def test_promises_hold_for_connections(name: str) -> None:
+@pytest.mark.parametrize(
+    ("granularity", "name", "removed"),
+    [
+        *(("connection", n, 0.5) for n in ("torchvision/resnet18", "timm/vit_tiny_patch16_224", "hf/llama")),
+        *(("tap", n, 0.3) for n in ("torchvision/resnet18", "torchvision/googlenet", "torchvision/densenet121")),
+    ],
+)
+def test_promises_hold_for_finer_gates(granularity: str, name: str, removed: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         model, example = dict(_quick())[name]()
-        verdict = check(name, model, example, granularity="connection")
+        verdict = check(name, model, example, granularity=granularity)
     assert not verdict.failures, verdict
-    assert verdict.removed > 0.5, verdict
-
-
-@pytest.mark.parametrize("name", ["torchvision/resnet18", "torchvision/googlenet", "torchvision/densenet121"])
-def test_promises_hold_for_taps(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        model, example = dict(_quick())[name]()
-        verdict = check(name, model, example, granularity="tap")
-    assert not verdict.failures, verdict
-    assert verdict.removed > 0.3, verdict
+    assert verdict.removed > removed, verdict
 
 
 def test_batch_and_sequence_length_stay_free() -> None:

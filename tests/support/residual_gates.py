@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tgfx
 from tests.support import promises
-from tests.support.residual_models import ResidualCase
+from tests.support.residual_models import ResidualCase, trained_once
+
+
+def open_gates_change_nothing(case: ResidualCase, granularity: Any) -> tuple[tgfx.GatedModule, dict[str, Tensor]]:
+    """The same answers, loss and gradients; gives the gated model and its gradients."""
+    model = case.build().eval()
+    gated = tgfx.transform(model, case.example(), granularity=granularity)
+    promises.identical_in_eval(case, model, gated)
+    loss, gradients = trained_once(model, case.example(3))
+    found, own = trained_once(gated, case.example(3))
+    promises.assert_close(found, loss, promises.TRAINED, "loss")
+    scale = max(float(gradient.abs().max()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        assert float((own[name] - gradient).abs().max()) <= promises.TRAINED * scale, name
+    return gated, own
 
 
 def set_gates(gated: tgfx.GatedModule, seed: int, density: float = 0.5) -> None:
