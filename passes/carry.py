@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tgfx.ir.facts import ChannelMap, TensorIds
+from tgfx.errors import PassError
+from tgfx.ir.facts import ChannelMap, Route, TensorIds
 from tgfx.passes.couple import Coupling
 from tgfx.passes.place import Placement, Site
 from tgfx.passes.survivors import Survivors
@@ -44,11 +45,26 @@ def carry_gates(
             continue  # nothing but channels that stay
         operand = site.operand
         if operand is not None and operand.kind == "node":
-            operand = replace(operand, name=node_of[operand.name])
+            operand = replace(operand, name=node_of[operand.name], route=_carried(operand.route, node_of))
         index = np.ascontiguousarray(index) if index.ndim else index
         node = reader_of.get(site.node, node_of[site.node])
         sites.append(replace(site, node=node, operand=operand, index=index))
     return Placement(tuple(sites), placement.folded)
+
+
+def _carried(route: Route | None, node_of: dict[str, str]) -> Route | None:
+    if route is None:
+        return None
+    gone = [name for name in (route.node, *route.moves) if name not in node_of]
+    if gone:
+        raise PassError(
+            "the way of a gate to channels that share an axis with the batch is cut off",
+            pass_name="carry",
+            expected="all data movement on it in the smaller model",
+            found=f"none for {', '.join(gone)}",
+            fix="train on without compact_; tgfx.shrink works",
+        )
+    return replace(route, node=node_of[route.node], moves=tuple(node_of[name] for name in route.moves))
 
 
 def _carrier(site: Site, channels: ChannelMap) -> TensorIds:
@@ -58,6 +74,8 @@ def _carrier(site: Site, channels: ChannelMap) -> TensorIds:
         ids = channels.nodes[site.node].single
     elif operand.kind == "param":
         ids = channels.params[operand.name] if operand.name in channels.params else channels.buffers[operand.name]
+    elif operand.route is not None:
+        ids = channels.nodes[operand.route.node].single
     else:
         ids = channels.nodes[operand.name].tensors[operand.index]
     if ids is None:

@@ -9,36 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgfx.ir.facts import ChannelMap, NodeIds, Operand, Read, Shuffle, TensorIds
 from tgfx.ir.ids import IdSpace, all_in
 from tgfx.ir.kept_state import KeptState
+from tgfx.ir.plain_attributes import plain_attributes_restored
 from tgfx.ir.refusal import Refusal
-from tgfx.ir.rehearsal import Rehearsal, RehearsalEndedError
+from tgfx.ir.rehearsal import Rehearsal
 from tgfx.ir.remembered import Remembered
-from tgfx.ir.source import Source, source_line, tensors_in
-from tgfx.ir.tree import find, named_modules, named_tensors
+from tgfx.ir.source import Source, tensors_in
+from tgfx.ir.tree import named_tensors
+from tgfx.ir.writes import has_memory, memory_of
 from tgfx.ops import rule_for
 from tgfx.ops.connection import connected, is_connection
-from tgfx.ops.masked import MASKED_FUNCTIONS, MASKED_MODULES
-from tgfx.ops.modules import has_hooks, has_state, is_lowerable, is_resizable_module
-from tgfx.ops.naming import is_torch_function, op_name
+from tgfx.ops.masked_call import masked_operand
+from tgfx.ops.modules import is_lowerable
+from tgfx.ops.naming import op_name
 from tgfx.ops.pointwise import is_pointwise, pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.attention import Attention, HeadRows
+from tgfx.passes.demand import Demand
+from tgfx.passes.freezing import FreezingRecorder
+from tgfx.passes.gate_routes import GateRoutes
 from tgfx.passes.joint_layers import settle_joint_layers
 from tgfx.passes.own_tensors import OwnTensors, own_tensors
-from tgfx.passes.probe import survives_cut
-from tgfx.passes.recorder import Origin, RuleRecorder
+from tgfx.passes.recorder import Origin
 from tgfx.passes.shuffles import find_shuffles
 from tgfx.passes.undisturbed import undisturbed
+
+_VIEWS_OR_COPIES = {"contiguous", "reshape", "reshape_as", "flatten", "ravel", "Flatten"}
 
 
 def analyse_channels(
@@ -75,7 +82,7 @@ def settle(recorders: list[ChannelRecorder]) -> None:
     recorders[0].freeze_untouched(touched)
 
 
-class ChannelRecorder(RuleRecorder, fx.Interpreter):
+class ChannelRecorder(FreezingRecorder, fx.Interpreter):
     """Executes the graph node by node and settles, after each, what the operator rules said."""
 
     def __init__(
@@ -87,21 +94,20 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         like: ChannelRecorder | None = None,
         tapped: Iterable[str] = (),
     ) -> None:
-        RuleRecorder.__init__(self, like.space if like else space or IdSpace(), attention)
+        FreezingRecorder.__init__(self, source, like.space if like else space or IdSpace(), attention)
         fx.Interpreter.__init__(self, source.module)
-        self.source = source
-        self.nodes: dict[str, NodeIds] = {}
         self.shuffles: tuple[Shuffle, ...] = ()
         self.reads: list[Read] = []
         self.const_nodes: set[str] = set()
         self.seen_args: dict[str, tuple[tuple, dict]] = {}
         self.containers: set[str] = set()
-        self._sums: list[tuple[fx.Node, torch.Tensor]] = []  # connections into sums, and the channels they give
+        self.copies: set[str] = set()
+        self._given: set[int] = set()  # tensors (by id) that the node that runs has as arguments
         self._makers: list[tuple[torch.Tensor, list[int]]] = []
-        self._modules = dict(named_modules(source.module, repeat=True))
-        self.calls: Rehearsal | Remembered = Remembered()
         self.state = KeptState(())
         self._watch = _Watch(self)
+        self._by_name = {node.name: node for node in source.module.graph.nodes}
+        self.routes = GateRoutes(source, self.space, self.nodes)
         # another graph of a model is over the same tensors
         self.own: OwnTensors = like.own if like else own_tensors(source.module, self.space, tapped)
         self.params, self.buffers, self._owned = self.own.params, self.own.buffers, self.own.entries
@@ -120,7 +126,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             own = (tensor for _, tensor in named_tensors(self.source.module))
             self.state = KeptState([*own, *self.source.example_tensors()])
         try:
-            self.source.result = self.run(*flat, enable_io_processing=False)
+            with plain_attributes_restored(self.source.module):  # of modules that are kept as they are
+                self.source.result = self.run(*flat, enable_io_processing=False)
         finally:
             self.state.restore()  # a train-mode graph moves running statistics
         self._freeze_outputs()
@@ -138,6 +145,8 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             result = self._module(n)(*args, **kwargs) if n.op == "call_module" else self._run(n, args, kwargs)
         if not isinstance(result, torch.Tensor):
             self.containers.add(n.name)
+        elif self._op_of(n) in _VIEWS_OR_COPIES and not self._shares_memory(n, result):
+            self.copies.add(n.name)
         self._leave(n, result)
         return result
 
@@ -147,6 +156,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     def _enter(self, n: fx.Node) -> None:
         self._node, self._live, self._pending, self._sized = n, {}, [], []
         self._makers, self._place = [], None
+        self._given = {id(tensor) for tensor in self._inputs(n)}
         for arg in n.all_input_nodes:
             known = self.nodes.get(arg.name)
             if known is None:
@@ -163,7 +173,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             if into:
                 self._sums.append((n, fresh))
         closed = self._closed_box(n)
-        if closed is not None and not self._passes_probe(n, result):
+        if closed is not None and not self._passes_probe(n, result, self._inputs(n)):
             self._freeze_opaque(n, result, closed)
         else:
             self._check_sizes(n)
@@ -184,6 +194,10 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
     def _inputs(self, n: fx.Node) -> list[torch.Tensor]:
         return [tensor for arg in n.all_input_nodes for tensor in tensors_in(self.env[arg])]
 
+    def _shares_memory(self, n: fx.Node, result: torch.Tensor) -> bool:
+        inputs = [tensor for tensor in self._inputs(n) if has_memory(tensor)]
+        return not has_memory(result) or memory_of(result) in map(memory_of, inputs)
+
     def _has_channels(self, n: fx.Node) -> bool:
         known = [self.nodes.get(arg.name) for arg in n.all_input_nodes]
         return any(ids is not None and ids.layers for node in known if node for ids in node.tensors)
@@ -197,45 +211,71 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
         for kind, layer, operands in self._pending:
             if self.space.all_frozen(layer.numpy()):
                 continue
-            if kind == "masked" and self._has_masked_form(n):  # the masked form works on the node's own input
-                operands = tensors_in(self.env[n.all_input_nodes[0]])[:1]
-            options = tuple(o for o in (self._operand(n, t, layer) for t in operands) if o is not None)
-            if not options or (kind == "masked" and not self._has_masked_form(n)):
+            if kind == "masked":  # the masked form works on the node's own input
+                x, line = masked_operand(n, self.source.module), operands[0][1]
+                operands = [(tensor, line) for tensor in tensors_in(self.env[x])[:1]] if x else []
+            found = [own for tensor, line in operands if (own := self._operands(n, tensor, line))]
+            if not found:
                 self._freeze_ids(layer.numpy(), "is summed up inside a call that has no masked form", limit=True)
                 continue
-            self.reads.append(Read(n.name, self._op_of(n), kind, layer, options))
+            clear = tuple(own[0] for own in found if len(own) == 1)
+            if not clear and kind == "masked":
+                self._freeze_ids(layer.numpy(), "lies along several axes of what is normalised", limit=True)
+                continue
+            # where nobody knows which axis of an operand is summed up a dead channel is zero on all of them
+            settled = [self._at_every_batch(one) for one in ([clear] if clear else [(own,) for own in found[0]])]
+            if not all(settled):
+                self._freeze_ids(layer.numpy(), "shares an axis with the batch where it is summed up", limit=True)
+                continue
+            self.reads.extend(Read(n.name, self._op_of(n), kind, layer, options) for options in settled)
 
-    def _operand(self, n: fx.Node, tensor: torch.Tensor, layer: torch.Tensor) -> Operand | None:
+    def _operands(self, n: fx.Node, tensor: torch.Tensor, layer: torch.Tensor) -> list[Operand]:
+        """Where a gate can be multiplied to this operand: one place, or more if its origin has the ids repeatedly."""
         origin = self.origin(tensor)
         if origin is None:
-            return None
+            return []
         if origin[0] == "param" and n.op == "call_module" and not is_lowerable(self._module(n)):
-            return None
-        located = self._locate(origin, layer)
-        return None if located is None else Operand(origin[0], origin[1], located, origin[2])
+            return []
+        if layer.ndim == tensor.ndim > 1 and self._is_as_given(tensor):
+            return [Operand(origin[0], origin[1], layer, origin[2])]
+        return [Operand(origin[0], origin[1], own, origin[2]) for own in self._locate(origin, layer.reshape(-1))]
 
-    def _locate(self, origin: Origin, layer: torch.Tensor) -> torch.Tensor | None:
-        """The layer of the origin that carries these very ids."""
+    def _is_as_given(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the value of an argument itself, and not what the node has made of one."""
+        return id(tensor) in self._given
+
+    def _at_every_batch(self, options: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        """Operands that a gate fits at any batch, those that need no route to it first."""
+        if any(option.kind == "param" for option in options):
+            return options
+        free, routed = [], []
+        for option in options:
+            node = self._by_name.get(option.name) if option.kind == "node" else None
+            if node is None or self.routes.is_free(node, option.layer):
+                free.append(option)
+            elif (route := self.routes.route(node, option.layer)) is not None:
+                routed.append(replace(option, route=route))
+        return (*free, *routed)
+
+    def _locate(self, origin: Origin, layer: torch.Tensor) -> list[torch.Tensor]:
+        """The layers of the origin that carry these very ids, or else what they are tied to: one for each axis."""
         kind, name, index = origin
         known = (
             (self.params.get(name) or self.buffers.get(name)) if kind == "param" else self.nodes[name].tensors[index]
         )
         if known is None:
-            return None
+            return []
         wanted = layer.numpy()
         layers = [*known.layers, *([self.taps_of[name]] if kind == "param" and name in self.taps_of else [])]
         lines = [own.reshape(-1).numpy() for own in layers]
-        for own, line in zip(layers, lines, strict=True):
-            if all_in(wanted, line):
-                return own
-        roots = self.space.find(wanted)
-        for own, line in zip(layers, lines, strict=True):
-            if all_in(roots, self.space.find(line)):
-                return own
-        return None
-
-    def _has_masked_form(self, n: fx.Node) -> bool:
-        return self._op_of(n) in (MASKED_MODULES if n.op == "call_module" else MASKED_FUNCTIONS)
+        found = [own for own, line in zip(layers, lines, strict=True) if all_in(wanted, line)]
+        if not found:
+            roots = self.space.find(wanted)
+            found = [own for own, line in zip(layers, lines, strict=True) if all_in(roots, self.space.find(line))]
+        by_shape: dict[tuple[int, ...], torch.Tensor] = {}
+        for own in found:
+            by_shape.setdefault(tuple(own.shape), own)
+        return list(by_shape.values())
 
     def _check_sizes(self, n: fx.Node) -> None:
         if not self._sized or can_resize(n, self.source.module):
@@ -244,91 +284,20 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             for layer in self.ids(tensor).layers:
                 self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized", limit=True)
 
-    def _closed_box(self, n: fx.Node) -> str | None:
-        """Why the callee of this node is a closed box to us, if it is one."""
-        if n.op == "call_module":
-            if str(n.target) in self.source.opaque:
-                return "goes into a module that could not be traced"
-            module = self._module(n)
-            if not is_resizable_module(module):
-                return f"goes into {type(module).__name__}, which tgfx cannot cut"
-            if has_hooks(module):
-                return f"goes into {type(module).__name__}, on which hooks are registered (remove them to gate it)"
-        if n.op == "call_function" and not is_torch_function(n):
-            return f"goes into the Python function {op_name(n)}"
-        return None
-
-    def _passes_probe(self, n: fx.Node, result: Any) -> bool:
-        """A closed box without tensors of its own that gives the same on cut operands may stay in the way."""
-        if n.op == "call_module" and (str(n.target) in self.source.opaque or has_state(self._module(n))):
-            return False
-        if self._sized or self._pending:
-            return False
-        if isinstance(self.calls, Rehearsal) and any(map(self.calls.is_hollow, self._inputs(n))):
-            raise RehearsalEndedError(f"{op_name(n)} has to be tried on numbers")
-        return survives_cut(self, n, result)
-
-    def _freeze_opaque(self, n: fx.Node, result: Any, reason: str) -> None:
-        for arg in n.all_input_nodes:
-            known = self.nodes.get(arg.name)
-            for ids in known.tensors if known else ():
-                for layer in ids.layers if ids else ():
-                    self.freeze(layer, reason, limit=True)
-        if n.op == "call_module":
-            for name, _ in self._module(n).named_parameters():
-                for layer in self.params[f"{n.target}.{name}"].layers:
-                    self.freeze(layer, "belongs to a module that stays as it is", limit=True)
-            for name, _ in self._module(n).named_buffers():
-                for layer in self.buffers[f"{n.target}.{name}"].layers:
-                    self.freeze(layer, "belongs to a module that stays as it is", limit=True)
-        for tensor in tensors_in(result):
-            for layer in self.ids(tensor).layers:
-                self.freeze(layer, reason, limit=True)
-
     # -- end of the run ------------------------------------------------------------------------------------------
-
-    def _freeze_outputs(self) -> None:
-        output = next(node for node in self.source.module.graph.nodes if node.op == "output")
-        for arg in output.all_input_nodes:
-            self._node, self._op = arg, "output"
-            for ids in self.nodes[arg.name].tensors:
-                for layer in ids.layers if ids else ():
-                    refusal = Refusal("makes the model's output", arg.name, "output", source_line(arg))
-                    self.space.freeze(layer.reshape(-1).numpy(), refusal)
-
-    def _freeze_sums(self) -> None:
-        """Where connections are gated, what they lead into stays whole."""
-        for n, ids in self._sums:
-            reason = "is part of a residual sum, whose connections have gates of their own"
-            self.space.freeze(ids.numpy(), Refusal(reason, n.name, "connect", source_line(n)))
 
     def settle_joint_layers(self) -> bool:
         return settle_joint_layers(self.space, self.nodes, self.shuffles)
 
-    def touched(self) -> set[int]:
-        """Tensors (by id) that this graph names or whose layer it calls."""
-        nodes = self.source.module.graph.nodes
-        reached = {id(find(self.source.module, str(n.target))) for n in nodes if n.op == "get_attr"}
-        for n in nodes:
-            if n.op == "call_module":
-                for module in self._module(n).modules():
-                    reached.update(map(id, (*module._parameters.values(), *module._buffers.values())))
-        return reached - {id(None)}
-
-    def freeze_untouched(self, touched: set[int]) -> None:
-        tensors = dict(named_tensors(self.source.module))
-        for name, known in [*self.params.items(), *self.buffers.items()]:
-            if known.layers and id(tensors[name]) not in touched:
-                for layer in known.layers:
-                    self.space.freeze(layer.reshape(-1).numpy(), Refusal("is not used in this mode", name, "unused"))
-
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    def _module(self, n: fx.Node) -> nn.Module:
-        return self._modules[str(n.target)]
+    @cached_property
+    def _demand(self) -> Demand:
+        return Demand(self.source.module)
 
-    def _op_of(self, n: fx.Node) -> str:
-        return type(self._module(n)).__name__ if n.op == "call_module" else op_name(n)
+    def is_written_later(self) -> bool:
+        """Whether something after the node that runs writes into the memory of its value."""
+        return self._node is not None and self._demand.is_written_after(self._node, self._node)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One ATen call happened: let its family's rule speak."""
@@ -373,6 +342,7 @@ class ChannelRecorder(RuleRecorder, fx.Interpreter):
             grouping=dict(self.grouping_modes),
             seen_args={name: _without_tensors(args) for name, args in self.seen_args.items()},
             containers=frozenset(self.containers),
+            copies=frozenset(self.copies),
             shuffles=self.shuffles,
             refusals=tuple(self.source.refusals),
             batch=tensors[0].shape[0] if tensors and tensors[0].ndim else 1,

@@ -32,6 +32,7 @@ from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.kept_positions import KeptPositions
 from tgfx.passes.survivors import Survivors
 
+_IN_ORDER = {"memory_format": torch.contiguous_format}  # as a reshape leaves it
 _ARITHMETIC = {
     operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
     operator.floordiv, operator.truediv, operator.mod, operator.neg,
@@ -243,7 +244,10 @@ class _Surgeon(KeptPositions):
         into = node.args[0] is left and demand.writes(node)
         if into or not (demand.is_written_after(node, node) or demand.is_written_after(left, node)):
             return value
-        copied = self.graph.call_method("clone", (value,))
+        return self._copied(node, value)
+
+    def _copied(self, node: fx.Node, value: fx.Node, **form: Any) -> fx.Node:
+        copied = self.graph.call_method("clone", (value,), form)
         copied.meta = dict(node.meta)
         return copied
 
@@ -263,7 +267,18 @@ class _Surgeon(KeptPositions):
         value = resize(self, node, copy, self.source.module)
         if node.name in self.channels.const_nodes and isinstance(value, fx.Node):
             return self._slice_constant(node, value)
-        return value
+        return self._own_memory(node, value) if node.name in self.channels.copies else value
+
+    def _own_memory(self, node: fx.Node, value: fx.Node) -> fx.Node:
+        """A copy stays one: `x.permute(0, 2, 3, 1).contiguous()` is a view of x where one channel is left."""
+        x = node.all_input_nodes[0]
+        if all(self.kept(x, axis) is None for axis in range(len(self.before(x)))):
+            return value
+        if not (self.demand.is_written_after(node, node) or self.demand.is_written_after(x, node)):
+            return value
+        in_order = not (op_name(node) == "contiguous" and (node.kwargs or len(node.args) > 1))
+        with self.graph.inserting_after(value):
+            return self._copied(node, value, **(_IN_ORDER if in_order else {}))
 
     def _slice_constant(self, node: fx.Node, copy: fx.Node) -> fx.Node:
         for axis in range(len(self.before(node))):

@@ -4,11 +4,13 @@
     y = x                              the branch goes with its add
 
 A sum over no channels is exactly zero if no bias is added. The zero runs through operators that keep it and ends at an
-addition, which becomes the other side. Where it ends elsewhere (a bias, a batch norm's shift) nothing can be removed.
+addition, which becomes the other side. Where it ends elsewhere (a bias, a batch norm's shift, something that is written
+into it) nothing can be removed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import fx
@@ -18,7 +20,7 @@ from tgfx.ir.source import Source
 from tgfx.ir.switches import Edge
 from tgfx.ir.tree import find, named_tensors
 from tgfx.ops.connection import is_connection
-from tgfx.ops.naming import op_name
+from tgfx.ops.naming import is_torch_function, op_name
 from tgfx.passes.demand import Demand, is_check
 from tgfx.passes.survivors import Survivors
 
@@ -27,7 +29,7 @@ _ZERO_STAYS = {
     "Dropout", "leaky_relu", "LeakyReLU", "dropout", "Identity", "contiguous", "view", "reshape", "permute",
     "transpose", "flatten", "MaxPool2d", "max_pool2d", "AvgPool2d", "avg_pool2d", "AdaptiveAvgPool2d",
     "adaptive_avg_pool2d", "unsqueeze", "squeeze", "expand", "clone", "Dropout1d", "Dropout2d", "Dropout3d", "PReLU",
-    "ELU", "Mish", "connect",
+    "ELU", "Mish", "connect", "mul", "imul", "matmul", "bmm",
 }  # fmt: skip
 _SUMS_UP = {"linear", "Linear", "Conv1d", "Conv2d", "Conv3d", "conv1d", "conv2d", "conv3d"}
 _PRODUCTS = {"matmul", "bmm"}
@@ -52,28 +54,34 @@ def dead_branches(
     zeros: set[fx.Node] = set()
     becomes: dict[fx.Node, fx.Node] = {}
     stuck: dict[fx.Node, str] = {}
+    demand = Demand(source.module)
+
+    def is_zero(node: fx.Node, arg: fx.Node) -> bool:
+        """Whether a node reads zeros: as the argument was made, and after all that was written into it since."""
+        return _end(arg, becomes) in zeros and all(write in zeros for write in demand.operand(node, arg)[1:])
+
     for node in source.module.graph.nodes:
         name = op_name(node, source.module)
         operands = _operands(node, name)
         left = [
             arg for position, arg in enumerate(operands)
-            if _end(arg, becomes) not in zeros and Edge(node.name, position) not in closed
+            if not is_zero(node, arg) and Edge(node.name, position) not in closed
         ]  # fmt: skip
         if len(left) < len(operands) and _same_shape(node, left, channels):
             if left:
                 becomes[node] = left[0]
             else:
                 zeros.add(node)
-        elif _sums_nothing(node, name, source, channels, survivors, zeros) or _adds_nothing(node, channels, survivors):
+        elif _is_empty_sum(node, name, source, channels, survivors, is_zero):
             zeros.add(node)
-        elif not any(_end(arg, becomes) in zeros for arg in node.all_input_nodes):
+        elif not any(is_zero(node, arg) for arg in node.all_input_nodes):
             continue
-        elif name in _ZERO_STAYS or name in ("mul", "imul", *_PRODUCTS):
+        elif name in _ZERO_STAYS and (node.op == "call_module" or is_torch_function(node)):
             zeros.add(node)
         else:
             stuck[node] = f"{node.name} [{name}] makes something else of zero"
-    needed = _needed(source.module, becomes, channels)
-    for node in needed:
+    needed = _needed(demand, becomes, channels)
+    for node in filter(needed.__contains__, demand.order):  # in order: the same reason every time
         if node in zeros or node in stuck:
             return DeadBranches(stuck=stuck.get(node, f"{node.name} would be zero throughout"))
         if _is_empty(node, channels, survivors):
@@ -97,10 +105,9 @@ def _end(node: fx.Node, becomes: dict[fx.Node, fx.Node]) -> fx.Node:
     return node
 
 
-def _needed(module: fx.GraphModule, becomes: dict[fx.Node, fx.Node], channels: ChannelMap) -> set[fx.Node]:
-    demand = Demand(module)
+def _needed(demand: Demand, becomes: dict[fx.Node, fx.Node], channels: ChannelMap) -> set[fx.Node]:
     needed = _reach(demand, demand.roots, becomes)
-    for check in filter(is_check, module.graph.nodes):  # checks stay where the tensors that they look at do
+    for check in filter(is_check, demand.order):  # checks stay where the tensors that they look at do
         cone = _reach(demand, [check], becomes)
         known = [channels.nodes.get(node.name) for node in cone - needed]
         if not any(ids.tensors for ids in known if ids is not None):
@@ -121,10 +128,17 @@ def _reach(demand: Demand, start: list[fx.Node], becomes: dict[fx.Node, fx.Node]
     return reached
 
 
-def _sums_nothing(
-    node: fx.Node, name: str, source: Source, channels: ChannelMap, survivors: Survivors, zeros: set[fx.Node]
+def _is_empty_sum(
+    node: fx.Node,
+    name: str,
+    source: Source,
+    channels: ChannelMap,
+    survivors: Survivors,
+    is_zero: Callable[[fx.Node, fx.Node], bool],
 ) -> bool:
-    """A contraction over channels that are all gone (or all zero), with nothing added to it."""
+    """A contraction over channels that are gone or zero, with nothing added to it, or a connection of them."""
+    if _adds_nothing(node, channels, survivors):
+        return True
     if name in _SUMS_UP:
         if node.op == "call_module":
             bias = source.module.get_submodule(str(node.target)).bias
@@ -134,7 +148,7 @@ def _sums_nothing(
         if bias is not None or not isinstance(x, fx.Node):
             return False
         axis = -1 if name in ("linear", "Linear") else 1
-        return x in zeros or _is_empty(x, channels, survivors, axis)
+        return is_zero(node, x) or _is_empty(x, channels, survivors, axis)
     if name in _PRODUCTS and len(node.args) == 2 and isinstance(node.args[0], fx.Node):
         return _is_empty(node.args[0], channels, survivors, -1)
     return False

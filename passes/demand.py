@@ -94,4 +94,9 @@ _VIEWS = {
     "alias", "Identity", "to", "float", "double", "half", "t", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d",
     "dropout", "unfold", "split_with_sizes", "tensor_split", "view_as", "expand_as", "type_as", "diagonal", "real",
     "imag", "connect", "_to_copy", "swapaxes", "as_strided", "getattr", "numpy_T", "mT", "type", "hsplit", "vsplit",
+    "dsplit", "ravel", "reshape_as", "view_as_real", "view_as_complex", "adjoint", "positive", "swapdims", "moveaxis",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "atleast_1d", "atleast_2d", "atleast_3d", "conj",
+    "resolve_conj", "resolve_neg", "requires_grad", "bfloat16", "cpu", "cuda", "dropout1d", "dropout2d", "dropout3d",
+    "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "AlphaDropout", "FeatureAlphaDropout", "sum_to_size",
+    "broadcast_tensors", "as_tensor", "asarray",
 }  # fmt: skip

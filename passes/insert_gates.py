@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from tgfx.ir.constants import Constants, beside
 from tgfx.ir.source import Source
 from tgfx.ir.tree import named_tensors
 from tgfx.ops import masked
+from tgfx.ops.masked_call import masked_call, masked_module_call
 from tgfx.ops.modules import lower
 from tgfx.ops.naming import op_name
 from tgfx.passes.place import Placement, Site
@@ -69,10 +69,10 @@ def insert_gates(source: Source, placement: Placement, like: GatedGraph | None =
 def _gate_other_calls(graph: fx.Graph, twins: dict[str, nn.Module]) -> None:
     """A swapped layer that is called elsewhere without a gate there takes all ones."""
     for node in graph.nodes:
-        if node.op == "call_module" and str(node.target) in twins and len(node.args) == 1:
+        if node.op == "call_module" and str(node.target) in twins and len(node.args) + len(node.kwargs) == 1:
             with graph.inserting_before(node):
                 ones = graph.call_function(torch.ones, (twins[str(node.target)].num_features,))
-            node.args = (node.args[0], ones)
+            node.args, node.kwargs = (*node.args, *node.kwargs.values(), ones), {}
 
 
 class _Writer:
@@ -104,8 +104,11 @@ class _Writer:
         for site in sites:
             if site.kind == "param" and site.operand:
                 gated_params.setdefault(site.operand.name, []).append(self._value(site.index))
-        inputs = {s.operand.name: s for s in sites if s.kind == "node" and s.operand}
-        swap = {self.source_node(name): self._gated_input(name, site) for name, site in inputs.items()}
+        swap: dict[fx.Node, fx.Node] = {}  # what is read along two axes has two gates
+        for site in sites:
+            if site.kind == "node" and site.operand:
+                own = self.by_name[site.operand.name]
+                swap[own] = self._times(swap.get(own) or self.copies[own], self._gate_of(site))
         at = {s.position: self._value(s.index) for s in sites if s.kind == "edge"}
         norm_site = next((s for s in sites if s.kind == "batch_norm"), None)
         norm_gate = self._norm_gate(norm_site) if norm_site is not None else None
@@ -119,18 +122,18 @@ class _Writer:
                 return self._times(self.copies[arg], *gated_params[name])
             return swap.get(arg) or self.copies[arg]
 
+        masks = [self._gate_of(site) for site in sites if site.kind == "masked"]
         copy = self.graph.node_copy(node, remap)
         if node.op != "call_module" and served != set(gated_params):
             raise AssertionError(f"{node.name}: gates for {set(gated_params) - served} found no place")
-        masked_site = next((s for s in sites if s.kind == "masked"), None)
         if at:
             self._gate_arguments(copy, at)
-        if masked_site is not None:
-            copy = self._replace(copy, self._masked(copy, masked_site))
+        if masks:
+            copy = self._replace(copy, self._masked(copy, masks))
         elif norm_gate is not None:
             path = str(node.target)
             self.twins.setdefault(path, gated_batch_norm(self.source.module.get_submodule(path)))
-            copy.args = (copy.args[0], norm_gate)
+            copy.args, copy.kwargs = (copy.args[0] if copy.args else copy.kwargs["input"], norm_gate), {}
         elif gated_params and node.op == "call_module":
             copy = self._replace(copy, self._lowered(copy, gated_params))
         copy.meta = dict(node.meta)
@@ -148,9 +151,6 @@ class _Writer:
                 for index, arg in enumerate(copy.args)
             )
 
-    def source_node(self, name: str) -> fx.Node:
-        return self.by_name[name]
-
     def _value(self, index: np.ndarray) -> fx.Node:
         """Gate values in the shape of `index`."""
         name = self.indices.keep(index)
@@ -159,15 +159,28 @@ class _Writer:
             self.values[name] = self.graph.create_node("call_function", _pick, (self.bank, at), name="gate_value")
         return self.values[name]
 
+    def _gate_of(self, site: Site) -> fx.Node:
+        """Gate values in the layout of the site's operand."""
+        gate, route = self._value(site.index), site.operand.route if site.operand else None
+        if route is None:
+            return gate
+        like = self.copies[self.by_name[route.node]]
+        gate = self.graph.create_node("call_function", masked.spread, (gate, like), name="gate_spread")
+        for name in route.moves:
+            gate = self._moved(self.by_name[name], gate)
+        return gate
+
+    def _moved(self, move: fx.Node, gate: fx.Node) -> fx.Node:
+        """A gate through a node that moves data; pointwise operators before it leave a gate as it is."""
+        known = {**self.copies, move.args[0]: gate}
+        args, kwargs = fx.node.map_arg((move.args, move.kwargs), known.__getitem__)
+        return self.graph.create_node(move.op, _reshaping(move.target), args, kwargs, name="gate_moved")
+
     def _times(self, tensor: fx.Node, *gates: fx.Node) -> fx.Node:
         """Named apart, so that the model's own nodes keep their names."""
         for gate in gates:
             tensor = self.graph.create_node("call_function", masked.gate_times, (tensor, gate), name="gated")
         return tensor
-
-    def _gated_input(self, name: str, site: Site) -> fx.Node:
-        source = self.source_node(name)
-        return self._times(self.copies[source], self._value(site.index))
 
     def _lowered(self, copy: fx.Node, gated: dict[str, list[fx.Node]]) -> Callable[[], fx.Node]:
         path = str(copy.target)
@@ -187,11 +200,16 @@ class _Writer:
         """What a (perhaps tied) parameter is called inside this layer."""
         return next(n for n, p in module.named_parameters() if p is self.parameters[name])
 
-    def _masked(self, copy: fx.Node, site: Site) -> Callable[[], fx.Node]:
-        gate = self._value(site.index)
-        if copy.op == "call_module":
-            return lambda: _masked_module(self.graph, copy, self.source.module, gate)
-        return lambda: _masked_function(self.graph, copy, gate)
+    def _masked(self, copy: fx.Node, gates: list[fx.Node]) -> Callable[[], fx.Node]:
+        def build() -> fx.Node:
+            gate = self._times(*gates)  # an entry lives if it does along every axis
+            is_module = copy.op == "call_module"
+            call = masked_module_call(self.graph, copy, self.source.module) if is_module else masked_call(copy)
+            if call is None:
+                raise AssertionError(f"{copy.name}: {op_name(copy)} has no masked form")
+            return self.graph.call_function(call.form, (call.x, gate, *call.values))
+
+        return build
 
     def _replace(self, copy: fx.Node, build: Callable[[], fx.Node]) -> fx.Node:
         with self.graph.inserting_before(copy):
@@ -203,62 +221,14 @@ class _Writer:
         return new
 
 
+def _reshaping(target: fx.node.Target) -> fx.node.Target:
+    """What is expanded cannot always be viewed where the value itself can."""
+    if target == "view":
+        return "reshape"
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+    return torch.ops.aten.reshape.default if target in views else target
+
+
 def _pick(bank: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """bank[index], with the shape of index."""
     return bank.index_select(0, beside(index, bank).reshape(-1)).reshape(index.shape)
-
-
-def _masked_module(graph: fx.Graph, copy: fx.Node, root: nn.Module, gate: fx.Node) -> fx.Node:
-    path = str(copy.target)
-    module = root.get_submodule(path)
-    x = copy.args[0]
-    weight = graph.get_attr(f"{path}.weight") if module.weight is not None else None
-    if isinstance(module, nn.RMSNorm):
-        args: tuple[Any, ...] = (x, gate, list(module.normalized_shape), weight, module.eps)
-        return graph.call_function(masked.masked_rms_norm, args)
-    bias = graph.get_attr(f"{path}.bias") if module.bias is not None else None
-    if isinstance(module, nn.GroupNorm):
-        args = (x, gate, module.num_groups, weight, bias, module.eps)
-        return graph.call_function(masked.masked_group_norm, args)
-    args = (x, gate, list(module.normalized_shape), weight, bias, module.eps)
-    return graph.call_function(masked.masked_layer_norm, args)
-
-
-_AFFINE = (("weight", None), ("bias", None), ("eps", 1e-5))
-_STATISTICS = (("running_mean", None), ("running_var", None))
-_UPDATE = (("training", False), ("momentum", 0.1), ("eps", 1e-5))
-_SPREAD = (("dim", None), ("correction", 1), ("keepdim", False))
-# operator -> its masked form, and the operator's arguments after the input with their defaults
-_FORMS: dict[str, tuple[Callable, tuple[tuple[str, Any], ...]]] = {
-    "mean": (masked.masked_mean, (("dim", None), ("keepdim", False), ("dtype", None))),
-    "var": (masked.masked_var, _SPREAD),
-    "std": (masked.masked_std, _SPREAD),
-    "layer_norm": (masked.masked_layer_norm, (("normalized_shape", None), *_AFFINE)),
-    "rms_norm": (masked.masked_rms_norm, (("normalized_shape", None), ("weight", None), ("eps", None))),
-    "group_norm": (masked.masked_group_norm, (("num_groups", None), *_AFFINE)),
-    "batch_norm": (masked.masked_batch_norm, (*_STATISTICS, *_AFFINE[:2], *_UPDATE)),
-}
-
-# where the ATen operator takes its arguments in another order than the function of torch.nn.functional
-_ATEN_ORDER = {"batch_norm": ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")}
-
-
-def _masked_function(graph: fx.Graph, copy: fx.Node, gate: fx.Node) -> fx.Node:
-    form, signature = _FORMS[op_name(copy)]
-    given = dict(copy.kwargs)
-    if "unbiased" in given:
-        given["correction"] = 1 if given.pop("unbiased") else 0
-    if "axis" in given:
-        given["dim"] = given.pop("axis")
-    rest = list(copy.args[1:])
-    if op_name(copy) in ("var", "std") and len(rest) > 1 and isinstance(rest[1], bool):
-        rest[1] = 1 if rest[1] else 0  # the old spelling: unbiased
-    is_aten = isinstance(copy.target, torch._ops.OpOverload)
-    names = _ATEN_ORDER.get(op_name(copy)) if is_aten else None
-    given.update(zip(names or [name for name, _ in signature], rest, strict=False))
-    x = copy.args[0] if copy.args else given.pop("input")
-    values = []
-    for name, default in signature:
-        value = given.get(name, default)
-        values.append(default if value is None and name == "correction" else value)
-    return graph.call_function(form, (x, gate, *values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import fx
 
 from tgfx.ir.facts import ChannelMap
@@ -33,6 +34,15 @@ class KeptPositions:
             self._kept[key] = self.survivors.kept(ids) if ids is not None else []
         found = self._kept[key][axis] if self._kept[key] else None
         return None if found is None else found.tolist()
+
+    def repeats(self, node: fx.Node, axis: int) -> bool:
+        """Whether the same channels come more than once along an axis, as where all samples lie side by side."""
+        ids = self.channels.nodes[node.name].single
+        for layer in ids.on_axis(axis) if ids is not None else ():
+            line = layer.movedim(axis, 0).reshape(layer.shape[axis], -1)
+            if len(torch.unique(line, dim=0)) < len(line):
+                return True
+        return False
 
     def seen(self, node: fx.Node) -> tuple[tuple, dict]:
         return self.channels.seen_args[node.name]

@@ -40,7 +40,7 @@ class RuleRecorder:
         self._place: Refusal | None = None
         self._live: dict[int, Entry] = {}  # by id of the tensor, which is kept alive along
         self._owned: dict[int, Entry] = {}  # parameters and buffers
-        self._pending: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
+        self._pending: list[tuple[str, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]] = []
         self._sized: list[torch.Tensor] = []
 
     def ids(self, tensor: torch.Tensor) -> TensorIds:
@@ -115,8 +115,8 @@ class RuleRecorder:
             self.unite(on_axis[0], extra)
         return on_axis[0].reshape(-1)
 
-    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None:
-        self._pending.append((kind, layer.reshape(-1), operands))
+    def read(self, kind: str, layer: torch.Tensor, operands: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pending.append((kind, layer.reshape(-1), list(operands)))
 
     def work(self, factor: int, axes: list[tuple[torch.Tensor, int] | torch.Tensor], counted: bool) -> None:
         vectors = []

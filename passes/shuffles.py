@@ -177,7 +177,7 @@ def _other_shapes(shape: tuple[int, ...], axis: int) -> Iterator[tuple[int, ...]
 
 def _permutation(before: torch.Tensor, after: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
     """(axis, order) if `after` is `before` with one axis reordered, and not the same."""
-    if before.shape != after.shape:
+    if before.shape != after.shape or before.numel() == 0:  # an empty one has no order
         return None
     for axis, size in enumerate(before.shape):
         line = after.movedim(axis, 0).reshape(size, -1)[:, 0]

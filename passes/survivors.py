@@ -55,6 +55,7 @@ class Survivors:
         if not alive.any():  # which axis is empty follows from where the atoms differ
             roots = self.space.find(ids)
             varying = [a for a in range(ids.ndim) if not (roots == roots.take([0], axis=a)).all()]
+            varying = varying or [a for a in range(ids.ndim) if ids.shape[a] > 1]  # they are one atom, all of them
             return {a: np.zeros(ids.shape[a], dtype=bool) for a in varying}
         lines = {a: alive.any(axis=tuple(b for b in range(ids.ndim) if b != a)) for a in range(ids.ndim)}
         rectangle = np.ones_like(alive)

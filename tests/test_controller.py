@@ -7,12 +7,12 @@ import weakref
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tgfx
 from tests.support.budget_models import BUDGET_MODELS, data, mlp
+from tests.support.digits import load
 from tgfx.errors import BudgetError, InputError, OptimizerError
 from tgfx.training.controller import BudgetController
 from tgfx.training.evidence import Evidence
@@ -302,15 +302,10 @@ def test_param_groups_never_decay_gates(gated, optimizer: str) -> None:
 # -- evidence ----------------------------------------------------------------------------------------------
 
 
-def digits() -> tuple[Tensor, Tensor]:
-    raw = load_digits()
-    return torch.tensor(raw.data, dtype=torch.float32) / 16, torch.tensor(raw.target)
-
-
 def test_evidence_ranks_gates_as_closing_them_does() -> None:
     """Spearman's correlation of Evidence.rise with the measured rise of the loss, over all gates of a trained net."""
     torch.manual_seed(0)
-    x, y = digits()
+    x, y = load()
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
     gated = tgfx.transform(model, x[:2]).train()
     optimizer = torch.optim.Adam([p for n, p in gated.named_parameters() if p.ndim > 1 or "bias" in n], lr=3e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -67,3 +69,54 @@ def test_the_trunk_cannot_go() -> None:
     gated.gates["stem"].set_open_(torch.zeros(8, dtype=torch.bool))
     with pytest.raises(EmptyGroupError):
         tgfx.shrink(gated)
+
+
+class Written(nn.Module):
+    """x + (something written into c2(relu(c1(x)))), or into one of the two after their sum."""
+
+    def __init__(self, write: Callable[[torch.Tensor], object], *, after: bool = False) -> None:
+        super().__init__()
+        self.write, self.after = write, after
+        self.stem, self.c1 = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 1)
+        self.c2, self.out = nn.Conv2d(12, 8, 1, bias=False), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.c2(torch.relu(self.c1(x)))
+        if not self.after:
+            self.write(y)
+        z = x + y
+        if self.after:
+            self.write(y)
+        return self.out(z + y)
+
+
+def _row(y: torch.Tensor) -> None:
+    y[:, :, 0] = 0.7
+
+
+def _written(write: Callable[[torch.Tensor], object], after: bool) -> tuple[tgfx.GatedModule, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 6).double()
+    gated = tgfx.transform(Written(write, after=after).double(), x).eval()
+    gated.gates["c1"].set_open_(torch.zeros(12, dtype=torch.bool))
+    return gated, x
+
+
+SHIFTS = {"cos_": lambda y: y.cos_(), "add_ in a view": lambda y: y.view(-1).add_(0.5), "a row": _row}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("write", SHIFTS.values(), ids=SHIFTS)
+def test_what_is_written_into_a_branch_stays_behind(write: Callable[[torch.Tensor], object], after: bool) -> None:
+    gated, _ = _written(write, after)
+    with pytest.raises(EmptyGroupError, match="all 12 gates of group 'c1' are closed"):
+        tgfx.shrink(gated, verify=False)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_write_that_keeps_zeros_goes_along(after: bool) -> None:
+    gated, x = _written(lambda y: y.relu_(), after)
+    compact = tgfx.shrink(gated, verify=False).eval()
+    torch.testing.assert_close(compact(x), gated(x), rtol=1e-12, atol=1e-12)
+    assert [name for name, _ in compact.named_parameters()] == ["stem.weight", "stem.bias", "out.weight", "out.bias"]

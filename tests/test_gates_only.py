@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import tgfx
+from tests.support.digits import Digits, batches, load, resumed_exactly, trained_
 from tgfx.training.controller import BudgetController, latent
 from tgfx.training.evidence import Evidence
 from tgfx.training.two_states import TwoStates
@@ -23,30 +24,22 @@ QUIET = {"progress": False, "seed": 0}
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor]:
-    raw = load_digits()
-    return torch.tensor(raw.data, dtype=torch.float32) / 16, torch.tensor(raw.target)
+def digits() -> Digits:
+    return load()
 
 
 @pytest.fixture(scope="module")
-def trained(digits: tuple[Tensor, Tensor]) -> nn.Module:
+def trained(digits: Digits) -> nn.Module:
     return trained_from(0, digits)
 
 
-def trained_from(seed: int, digits: tuple[Tensor, Tensor]) -> nn.Module:
-    x, y = digits
+def trained_from(seed: int, digits: Digits) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(64, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 48), nn.BatchNorm1d(48), nn.ReLU(),
         nn.Linear(48, 10),
     )  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(300):
-        chosen = torch.randint(len(x), (64,))
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
-        optimizer.step()
-    return model.eval()
+    return trained_(model, digits)
 
 
 def matching(original: nn.Module):
@@ -61,11 +54,8 @@ def matching(original: nn.Module):
     return step
 
 
-def loader(digits: tuple[Tensor, Tensor]) -> torch.utils.data.DataLoader:
-    generator = torch.Generator().manual_seed(0)
-    return torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(*digits), batch_size=64, shuffle=True, generator=generator
-    )
+def loader(digits: Digits) -> DataLoader:
+    return batches(digits, 64)
 
 
 # -- evidence ----------------------------------------------------------------------------------------------
@@ -150,7 +140,7 @@ def test_what_is_not_finite_changes_nothing() -> None:
 # -- gates -------------------------------------------------------------------------------------------------
 
 
-def test_every_closed_gate_gets_a_gradient_through_a_relu(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> None:
+def test_every_closed_gate_gets_a_gradient_through_a_relu(trained: nn.Module, digits: Digits) -> None:
     gated = tgfx.transform(copy.deepcopy(trained), digits[0][:2])
     gated.eval()
     gated.bank.train()
@@ -165,7 +155,7 @@ def test_every_closed_gate_gets_a_gradient_through_a_relu(trained: nn.Module, di
     assert int((gradient[~opened] == 0).sum()) == 0
 
 
-def test_frozen_weights_are_noticed(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> None:
+def test_frozen_weights_are_noticed(trained: nn.Module, digits: Digits) -> None:
     gated = tgfx.transform(copy.deepcopy(trained), digits[0][:2])
     with_weights = BudgetController(gated, {"flops": 0.5}, steps=10)
     assert isinstance(with_weights.evidence, Evidence)
@@ -179,7 +169,7 @@ def test_frozen_weights_are_noticed(trained: nn.Module, digits: tuple[Tensor, Te
     gates_only.close()
 
 
-def chosen_by(frozen: bool, trained: nn.Module, digits: tuple[Tensor, Tensor], steps: int) -> tuple[float, int]:
+def chosen_by(frozen: bool, trained: nn.Module, digits: Digits, steps: int) -> tuple[float, int]:
     """Distance to the model's own answers at half the FLOPs, and how often a closed gate came back."""
     gated = tgfx.transform(copy.deepcopy(trained), digits[0][:2])
     step = matching(trained)
@@ -202,7 +192,7 @@ def chosen_by(frozen: bool, trained: nn.Module, digits: tuple[Tensor, Tensor], s
         return float(step(gated, [digits[0]])), back
 
 
-def test_closed_gates_come_back_and_the_loss_falls_by_it(digits: tuple[Tensor, Tensor]) -> None:
+def test_closed_gates_come_back_and_the_loss_falls_by_it(digits: Digits) -> None:
     """Against the rule for joint training, over three models: single ones differ by a tenth from run to run."""
     models = [trained_from(seed, digits) for seed in range(3)]
     new = [chosen_by(True, model, digits, 300) for model in models]
@@ -212,33 +202,10 @@ def test_closed_gates_come_back_and_the_loss_falls_by_it(digits: tuple[Tensor, T
 
 
 @pytest.mark.parametrize("recalibrate", [0, 4])
-def test_gates_only_resumes_exactly(
-    recalibrate: int, trained: nn.Module, digits: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
-    def run(steps_until: int | None, checkpoint: Path | None) -> tgfx.GatedModule:
-        gated = tgfx.transform(copy.deepcopy(trained), digits[0][:2])
-        step, seen = matching(trained), 0
-
-        def counted(model: nn.Module, batch: list[Tensor]) -> Tensor:
-            nonlocal seen
-            seen += 1
-            if seen - 1 == steps_until:
-                raise RuntimeError("killed")
-            return step(model, batch)
-
-        options = {"budget": {"flops": 0.5}, "steps": 80, "train": "gates", "recalibrate": recalibrate, **QUIET}
-        try:
-            tgfx.fit(
-                gated, loader(digits), training_step=counted, checkpoint=checkpoint, checkpoint_every=10, **options
-            )
-        except RuntimeError:
-            assert steps_until is not None
-        return gated
-
-    whole = run(None, None)
-    run(53, tmp_path / "run.pt")
-    resumed = run(None, tmp_path / "run.pt")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def test_gates_only_resumes_exactly(recalibrate: int, trained: nn.Module, digits: Digits, tmp_path: Path) -> None:
+    resumed = resumed_exactly(
+        lambda: tgfx.transform(copy.deepcopy(trained), digits[0][:2]), lambda: loader(digits), matching(trained),
+        53, tmp_path / "run.pt", budget={"flops": 0.5}, steps=80, train="gates", recalibrate=recalibrate, **QUIET,
+    )  # fmt: skip
     for name, value in trained.named_parameters():
         assert torch.equal(value, dict(resumed.named_parameters())[name]), name

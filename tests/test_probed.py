@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import tgfx
+from tests.support.digits import Digits, batches, load, resumed_exactly, trained_net
 from tgfx.errors import InputError, TrainingError
 from tgfx.training.controller import BudgetController
 from tgfx.training.probed import probe_gradients
@@ -26,32 +25,17 @@ Step = Callable[[nn.Module, list[Tensor]], Any]
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor]:
-    raw = load_digits()
-    return torch.tensor(raw.data, dtype=torch.float32) / 16, torch.tensor(raw.target)
+def digits() -> Digits:
+    return load()
 
 
 @pytest.fixture(scope="module")
-def models(digits: tuple[Tensor, Tensor]) -> list[nn.Module]:
-    return [trained(seed, digits) for seed in range(4)]
+def models(digits: Digits) -> list[nn.Module]:
+    return [trained_net(seed, digits) for seed in range(4)]
 
 
-def trained(seed: int, digits: tuple[Tensor, Tensor]) -> nn.Module:
-    x, y = digits
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(300):
-        chosen = torch.randint(len(x), (64,))
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
-        optimizer.step()
-    return model.eval()
-
-
-def loader(digits: tuple[Tensor, Tensor]) -> DataLoader:
-    generator = torch.Generator().manual_seed(0)
-    return DataLoader(TensorDataset(*digits), batch_size=32, shuffle=True, generator=generator)
+def loader(digits: Digits) -> DataLoader:
+    return batches(digits, 32)
 
 
 def apart(model: nn.Module, original: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -130,9 +114,7 @@ def test_states_from_before_there_were_probes_are_taken() -> None:
 
 
 @pytest.mark.parametrize("shape", ["constant", "sigmoid"])
-def test_probes_leave_the_gradients_as_they_are(
-    shape: str, models: list[nn.Module], digits: tuple[Tensor, Tensor]
-) -> None:
+def test_probes_leave_the_gradients_as_they_are(shape: str, models: list[nn.Module], digits: Digits) -> None:
     gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2], gate=tgfx.GateSpec(shape=shape)).train()
     batch = [digits[0][:16] + 0.1]
     torch.manual_seed(0)
@@ -158,7 +140,7 @@ def test_probes_leave_the_gradients_as_they_are(
 # -- training ------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_is_met(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_a_budget_is_met(models: list[nn.Module], digits: Digits) -> None:
     """From two models that agree, where the loss has no gradient at all and only the probe tells; by gates that matter
     less than others."""
     gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
@@ -175,36 +157,15 @@ def test_a_budget_is_met(models: list[nn.Module], digits: tuple[Tensor, Tensor])
     assert chosen < 0.2 * at_random, (chosen, at_random)
 
 
-def test_resumes_exactly(models: list[nn.Module], digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    def run(until: int | None, checkpoint: Path | None) -> tgfx.GatedModule:
-        gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
-        step, seen = probed(models[0]), 0
-
-        def counted(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
-            nonlocal seen
-            seen += 1
-            if seen - 1 == until:
-                raise RuntimeError("killed")
-            return step(model, batch)
-
-        options: dict[str, Any] = {"budget": {"flops": 0.5}, "steps": 60, "train": "gates", **QUIET}
-        try:
-            tgfx.fit(
-                gated, loader(digits), training_step=counted, checkpoint=checkpoint, checkpoint_every=10, **options
-            )
-        except RuntimeError:
-            assert until is not None
-        return gated
-
-    whole = run(None, None)
-    run(37, tmp_path / "run.pt")
-    resumed = run(None, tmp_path / "run.pt")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def test_resumes_exactly(models: list[nn.Module], digits: Digits, tmp_path: Path) -> None:
+    resumed_exactly(
+        lambda: tgfx.transform(copy.deepcopy(models[0]), digits[0][:2]), lambda: loader(digits), probed(models[0]),
+        37, tmp_path / "run.pt", budget={"flops": 0.5}, steps=60, train="gates", **QUIET,
+    )  # fmt: skip
 
 
 def test_batches_of_a_step_are_summed_up(
-    models: list[nn.Module], digits: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    models: list[nn.Module], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two batches of n samples tell as much as one of 2·n: the mean of their probes, over 2·n samples."""
     seen: list[tuple[int, float]] = []
@@ -227,14 +188,14 @@ def test_batches_of_a_step_are_summed_up(
     assert 0.5 < sizes[0] / sizes[1] < 2.0, sizes
 
 
-def test_weights_that_are_trained_want_no_probe(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_weights_that_are_trained_want_no_probe(models: list[nn.Module], digits: Digits) -> None:
     gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
     with pytest.raises(InputError, match="nobody asks for one") as caught:
         tgfx.fit(gated, loader(digits), training_step=probed(models[0]), budget={"flops": 0.5}, steps=4, **QUIET)
     assert 'train="gates"' in str(caught.value)
 
 
-def test_a_probe_that_is_not_finite_stops_the_run(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_a_probe_that_is_not_finite_stops_the_run(models: list[nn.Module], digits: Digits) -> None:
     def step(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
         d = apart(model, models[0], batch)
         return tgfx.Probed(d.square().mean(), d.sum() * math.nan)
@@ -246,7 +207,7 @@ def test_a_probe_that_is_not_finite_stops_the_run(models: list[nn.Module], digit
     assert all(torch.equal(value, before[name]) for name, value in gated.state_dict().items())
 
 
-def test_a_probe_without_a_gradient_is_refused(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_a_probe_without_a_gradient_is_refused(models: list[nn.Module], digits: Digits) -> None:
     def step(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
         loss = apart(model, models[0], batch).square().mean()
         return tgfx.Probed(loss, loss.detach())
@@ -257,14 +218,14 @@ def test_a_probe_without_a_gradient_is_refused(models: list[nn.Module], digits: 
     assert "probe" in str(caught.value)
 
 
-def test_plain_losses_need_none(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_plain_losses_need_none(models: list[nn.Module], digits: Digits) -> None:
     gated = tgfx.transform(copy.deepcopy(models[0]), digits[0][:2])
     controller = BudgetController(gated, {"flops": 0.5}, steps=4, weights_frozen=True)
     assert isinstance(controller.evidence, TwoStates) and not controller.evidence.probes
     controller.close()
 
 
-def test_a_probe_that_no_gate_makes_is_refused(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_a_probe_that_no_gate_makes_is_refused(models: list[nn.Module], digits: Digits) -> None:
     """With the wrong side detached it has a gradient, but none that tells of gates."""
     original = copy.deepcopy(models[0]).requires_grad_(True)
 
@@ -279,9 +240,7 @@ def test_a_probe_that_no_gate_makes_is_refused(models: list[nn.Module], digits: 
         tgfx.fit(gated, loader(digits), training_step=step, budget={"flops": 0.5}, steps=4, train="gates", **QUIET)
 
 
-def test_a_gradient_of_a_probe_that_is_not_finite_stops_the_run(
-    models: list[nn.Module], digits: tuple[Tensor, Tensor]
-) -> None:
+def test_a_gradient_of_a_probe_that_is_not_finite_stops_the_run(models: list[nn.Module], digits: Digits) -> None:
     def step(model: nn.Module, batch: list[Tensor]) -> tgfx.Probed:
         d = apart(model, models[1], batch)
         return tgfx.Probed(d.square().mean(), d.mean() + (0 * d).sum().sqrt())
@@ -291,7 +250,7 @@ def test_a_gradient_of_a_probe_that_is_not_finite_stops_the_run(
         tgfx.fit(gated, loader(digits), training_step=step, budget={"flops": 0.5}, steps=4, train="gates", **QUIET)
 
 
-def test_segments_may_be_computed_again_for_both(models: list[nn.Module], digits: tuple[Tensor, Tensor]) -> None:
+def test_segments_may_be_computed_again_for_both(models: list[nn.Module], digits: Digits) -> None:
     """Gradient checkpointing: two backward passes through one forward, and statistics move once."""
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -5,14 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import tgfx
-from tests.support.training import SmallNet, images, same_state, small_gated
+from tests.support.training import SmallNet, images, same_state, small_gated, state
 from tgfx.errors import TrainingError
 
 X, Y = images()
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def test_statistics_are_the_mean_over_batches() -> None:

@@ -18,6 +18,9 @@ RECORD = "record"
 GONE = -1
 
 
+_TAKEN = ("names", "elementwise", "constants", "training")  # attributes of every bank
+
+
 class GateBank(Constants):
     """Values of all gates laid end to end (choices last), and a constant one at the end for channels that stay.
 
@@ -40,7 +43,8 @@ class GateBank(Constants):
 
     @staticmethod
     def key(name: str) -> str:
-        return name.replace(".", "/")  # a module name may not hold a dot
+        own = name.replace(".", "/")  # a module name may not hold a dot
+        return f"{own}/" if own in _TAKEN or hasattr(GateBank, own) else own  # nor be that of something else in here
 
     def gates(self) -> dict[str, Gate]:
         return {name: self._modules[self.key(name)] for name in self.names}  # type: ignore[misc]

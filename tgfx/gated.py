@@ -13,13 +13,13 @@ import numpy as np
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.graph_module import _forward_from_src
 
 from tgfx.bank import GONE, Gate, GateBank
 from tgfx.budget import Budget
 from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.gated_copy import from_state, state_of
 from tgfx.ir.facts import ChannelMap
+from tgfx.ir.graph_function import function_of
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.source import Source
 from tgfx.ir.switches import Switches
@@ -88,9 +88,7 @@ class GatedModule(LazyGraphModule):
 
     def _switch_by_mode(self, training_graph: fx.Graph) -> None:
         """In train mode run the train-mode graph, over the same layers."""
-        code = training_graph.python_code("self")
-        in_training = _forward_from_src(code.src, code.globals)
-        in_eval = type(self).forward
+        in_training, in_eval = function_of(training_graph), type(self).forward
 
         @functools.wraps(in_eval)
         def forward(module: GatedModule, *args: Any, **kwargs: Any) -> Any:
@@ -261,9 +259,9 @@ class GatedModule(LazyGraphModule):
         round_to: int | None = None,
         **budgets: float,
     ) -> Tensor:
-        """Add this to your loss, once a step and with all kinds: sum over kinds of (rho - C / C_tot)^2 (paper eq. 8).
+        """Add this to your loss, once a step and with all kinds: sum over kinds of (rho - C / C_tot)^2 (paper eq. 7).
 
-        With `weight`, it is the paper's rule: weight * eq. 8, and the optimizer moves the gates. Without, a controller
+        With `weight`, it is the paper's rule: weight * eq. 7, and the optimizer moves the gates. Without, a controller
         moves them after each step of the optimizer that holds them (one holds all), to the budget within `steps`
         (default 1,000) optimizer steps and exactly there from then on; the value is then for the log. The shares may
         follow a schedule of your own: the controller goes along. Another budget after `steps` steps begins anew.
@@ -296,7 +294,7 @@ class GatedModule(LazyGraphModule):
         return distance.detach() + 0 * distance  # but seen by all gates, as DistributedDataParallel wants
 
     def _distance(self, budget: Budget) -> Tensor:
-        """Equation 8."""
+        """Equation 7."""
         bank = self.bank()
         loss = torch.zeros((), device=bank.device)
         gone = self._gone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +16,16 @@ from tgfx.errors import EmptyGroupError, VerificationError
 from tgfx.gated import GatedModule, present
 from tgfx.gated_check import check_gated
 from tgfx.instruments import observed
-from tgfx.ir.compare import close
-from tgfx.ir.source import tensors_in
+from tgfx.ir.plain_attributes import plain_attributes_restored as _trial
+from tgfx.ir.rng import untouched_rng
 from tgfx.ir.tree import has_module, named_tensors
 from tgfx.ops.modules import SIZES
 from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
-from tgfx.rng import untouched_rng
 from tgfx.rounding import checked_multiple, rounded_counts, rows_per_gate
 from tgfx.sharding import refuse_sharded
-from tgfx.verify import as_model_takes, eval_mode, first_difference
+from tgfx.verify import as_model_takes, compared, eval_mode, first_difference
 from tgfx.weight.gated import WeightGatedModule
 from tgfx.weight.shrinking import shrink_weights
 
@@ -88,25 +86,18 @@ def kept_channels(gated: GatedModule, opened: np.ndarray) -> dict[str, tuple[int
 def _verify(gated: GatedModule, compact: fx.GraphModule, survivors: Survivors, opened: np.ndarray) -> None:
     """Run both on the example; a cut that changes the output is never handed out."""
     source = gated.facts.source
-    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact), _unwrapped(gated):
-        args, kwargs = example_like(gated)
-        expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-        try:
-            found = tensors_in(compact(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-        except Exception as error:
-            found, cause = [], error
-        else:
-            cause = None
-        if len(expected) == len(found) and all(map(close, expected, found)):
+    with _gates_at(gated, opened), eval_mode(gated), eval_mode(compact), _unwrapped(gated), _trial(gated):
+        result = compared(gated, compact, *example_like(gated))
+        if result.same:
             return
-        inputs = as_model_takes(source.flat_inputs(), gated)
-        place = first_difference(gated, compact, survivors, gated.facts.channels.nodes, inputs, present(gated))
+        inputs, nodes = as_model_takes(source.flat_inputs(), gated), gated.facts.channels.nodes
+        place = first_difference(gated, compact, survivors, nodes, inputs, present(gated), draws=result.draws)
     raise VerificationError(
         "the cut model does not compute what the gated one does; it is not handed out",
         expected="equal outputs on the example",
         found=f"first difference at {place}",
-        fix="please report this model: a rule of tgfx is wrong",
-    ) from cause
+        fix=result.fix,
+    ) from result.cause
 
 
 def _dead(gated: GatedModule, survivors: Survivors, opened: np.ndarray) -> DeadBranches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from tgfx.collector import no_full_collections
 from tgfx.errors import (
     AlreadyGatedError,
     GranularityError,
-    IgnoreError,
     InputError,
     LazyModuleError,
     NothingToGateError,
@@ -31,10 +29,12 @@ from tgfx.errors import (
 from tgfx.gated import Facts, GatedModule
 from tgfx.gates import GateSpec
 from tgfx.granularity import parse
+from tgfx.ignored import Ignore, freeze_ignored, ignored_names, is_within
 from tgfx.instruments import observed
+from tgfx.ir.draws import same_draws
 from tgfx.ir.facts import ChannelMap
-from tgfx.ir.refusal import Refusal
 from tgfx.ir.rehearsal import RehearsalEndedError
+from tgfx.ir.rng import untouched_rng
 from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.switches import Switches, SwitchGroup
 from tgfx.ir.tree import named_modules, named_tensors
@@ -50,9 +50,6 @@ from tgfx.passes.place import Placement, place_gates
 from tgfx.passes.residual_branches import residual_branches
 from tgfx.passes.switch_groups import add_switches, without_channels
 from tgfx.passes.switch_sites import place_switches
-from tgfx.rng import untouched_rng
-
-Ignore = str | type | nn.Module
 
 
 @no_full_collections()
@@ -80,7 +77,7 @@ def transform(
     """
     _check_model(model, gate)
     granularities = parse(granularity)
-    ignored = _ignored_names(model, ignore)
+    ignored = ignored_names(model, ignore)
     checkpoints = Checkpoints(model)
     with checkpoints.watched():
         if "weight" in granularities:
@@ -119,7 +116,7 @@ def _transformed(
         channels = observed("channels", analysed(source, reference, heads), source)
         if granularities & {"connection", "tap"}:
             channels = observed("connections", _finer(model, source, channels, choices, heads, granularities), source)
-        _freeze_ignored(channels, ignored)
+        freeze_ignored(channels, ignored)
         if strict:
             _refuse_unknown(source, channels if granularities & {"channel", "head"} else None)
         branches = _branches(source, channels, choices, ignored) if "layer" in granularities else ()
@@ -195,51 +192,6 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _ignored_names(model: nn.Module, ignore: Any) -> set[str]:
-    several = isinstance(ignore, list | tuple | set | frozenset)
-    wanted = list(ignore) if several else [ignore]
-    modules = dict(named_modules(model))
-    names: set[str] = set()
-    for entry in wanted:
-        if not isinstance(entry, str | type | nn.Module):
-            raise IgnoreError(
-                f"ignore={entry!r} cannot be used",
-                expected="a layer's name, a glob pattern, a module type or a module of this model",
-                found=type(entry).__name__,
-            )
-        if isinstance(entry, type):
-            hits = [n for n, m in modules.items() if isinstance(m, entry)]
-        elif isinstance(entry, nn.Module):
-            hits = [n for n, m in modules.items() if m is entry]
-        else:
-            parameters = [n for n, _ in model.named_parameters(remove_duplicate=False)]
-            hits = [n for n in (*modules, *parameters) if n and fnmatch.fnmatchcase(n, entry)]
-        if not hits:
-            raise IgnoreError(
-                f"ignore={entry!r} matches nothing",
-                expected="a layer's name, a glob pattern, a module type or a module of this model",
-                found=repr(entry),
-                fix="names: " + ", ".join([n for n in modules if n][:8]),
-            )
-        names.update(hits)
-    return names
-
-
-def _freeze_ignored(channels: ChannelMap, ignored: set[str]) -> None:
-    """What an ignored layer puts out stays: output channels of a mixing weight, all axes of other parameters."""
-    for name, ids in channels.params.items():
-        if not is_within(name, ignored):
-            continue
-        refusal = Refusal("is ignored, as asked", name, "ignore")
-        if name in channels.taps:
-            channels.space.freeze(channels.taps[name].numpy(), refusal)
-        if name in channels.channels:
-            channels.space.freeze(channels.channels[name].numpy(), refusal)
-        else:
-            for layer in ids.layers:
-                channels.space.freeze(layer.numpy(), refusal)
-
-
 def analysed(source: Source, reference: Reference, heads: HeadRows | None = None) -> ChannelMap:
     """The channels of a graph that is seen to compute what the model does."""
     if reference.rehearsed:
@@ -253,19 +205,22 @@ def analysed(source: Source, reference: Reference, heads: HeadRows | None = None
                 reference.calls.clear()
                 return channels
         reference.compute()
-    channels = analyse_channels(source, heads, calls=reference.calls)
+    with same_draws():
+        channels = analyse_channels(source, heads, calls=reference.calls)
     check_capture(source, reference)
     reference.calls.clear()
     return channels
 
 
 def check_capture(source: Source, reference: Reference) -> None:
-    if not reference.is_met_by(tensors_in(source.result)):
+    if not (reference.is_met_by(tensors_in(source.result)) and reference.is_met_apart(source.module)):
         raise VerificationError(
             "the captured graph does not compute what the model does",
             expected="equal outputs on the example",
             found="different ones",
-            fix="is the model deterministic in eval mode? If so, please report it",
+            fix="the model draws random numbers in eval mode, which makes it hard to tell: pass them in as an argument"
+            if reference.draws
+            else "is the model deterministic in eval mode? If so, please report it",
         )
     source.result = None
 
@@ -361,11 +316,6 @@ def _bank(coupling: Coupling, spec: GateSpec, choices: Sequence[TakenGate]) -> G
             for group in coupling.groups
         }
     )
-
-
-def is_within(name: str, layers: set[str]) -> bool:
-    """Whether a parameter is one of these, or belongs to one of these layers."""
-    return any(name == own or name.startswith(own + ".") for own in layers)
 
 
 def _refuse_unknown(source: Source, channels: ChannelMap | None) -> None:

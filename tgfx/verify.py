@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from tgfx.ir.compare import close
+from tgfx.ir.compare import Precision, all_close, close
+from tgfx.ir.draws import StillDraws, generators, same_draws
 from tgfx.ir.source import tensors_in
+from tgfx.ir.tree import named_tensors
 from tgfx.passes.insert_gates import BANK
 from tgfx.passes.survivors import Survivors
+
+DRAWS = (
+    "the model draws random numbers in eval mode, and other ones where it is smaller: draw them outside of it and "
+    "pass them in, or leave the comparison out where that can be done (shrink: verify=False)"
+)
+REPORT = "please report this model: a rule of tgfx is wrong"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Whether two programs gave the same; whether the first drew random numbers; why the second gave nothing."""
+
+    same: bool
+    draws: bool
+    cause: Exception | None
+
+    @property
+    def fix(self) -> str:
+        return DRAWS if self.draws and self.cause is None else REPORT
+
+
+def compared(first: Callable, second: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compared:
+    """Run both with the same random numbers; where they need not be as many in both, with all of them alike."""
+    result = _compared(first, second, args, kwargs)
+    if result.same or not result.draws or result.cause is not None:
+        return result
+    with StillDraws():
+        still = _compared(first, second, args, kwargs)
+    return Compared(still.same, True, still.cause)
+
+
+def _compared(first: Callable, second: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compared:
+    with same_draws():
+        before = generators()
+        expected = tensors_in(first(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        draws = not all(map(torch.equal, before, generators()))
+    precision = Precision(_tensors_of(second))
+    with same_draws():
+        try:
+            with precision:
+                found = tensors_in(second(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        except Exception as error:
+            return Compared(False, draws, error)
+    return Compared(all_close(expected, found, precision.coarsest), draws, None)
+
+
+def _tensors_of(program: Callable) -> Iterator[Tensor]:
+    """Parameters and buffers, but not those of gates, which are float32 everywhere."""
+    if isinstance(program, nn.Module):
+        yield from (tensor for name, tensor in named_tensors(program) if not name.startswith(BANK))
 
 
 class _Tape(fx.Interpreter):
@@ -38,14 +92,20 @@ def first_difference(
     nodes: dict[str, Any],
     inputs: list[Any],
     present: Survivors | None = None,
+    *,
+    draws: bool = False,
 ) -> str:
-    """The first node of the compact graph whose value is not the surviving part of the gated one's."""
+    """The first node of the compact graph whose value is not the surviving part of the gated one's.
+
+    draws: with random numbers held still.
+    """
     tapes = []
     for module in (gated, compact):
         tape = _Tape(module)
         tapes.append(tape)
         try:
-            tape.run(*inputs, enable_io_processing=False)
+            with same_draws(), StillDraws() if draws else nullcontext():
+                tape.run(*inputs, enable_io_processing=False)
         except Exception as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}, after {list(tape.values)[-1:]}"
     for name, found in tapes[1].values.items():

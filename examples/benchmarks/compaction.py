@@ -15,7 +15,7 @@ import tgfx
 from examples.benchmarks.resnet56 import resnet56
 from examples.benchmarks.tables import Table, cpu_seconds, met
 from examples.cifar10 import data
-from examples.resnet56.run import whole_model
+from examples.resnet56.given import whole_model
 
 TARGET = 0.8
 RHO = 0.5

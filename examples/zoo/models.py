@@ -64,6 +64,7 @@ def _hugging_face(name: str) -> Built:
     import transformers as hf
 
     ids = torch.randint(1, 90, (1, 12), generator=torch.Generator().manual_seed(1))
+    answer = torch.randint(1, 90, (1, 12), generator=torch.Generator().manual_seed(2))
     small = {"vocab_size": 99}
     if name == "bert":
         config = hf.BertConfig(
@@ -77,7 +78,7 @@ def _hugging_face(name: str) -> Built:
         config = hf.T5Config(d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **small)
         return hf.T5ForConditionalGeneration(config), {
             "input_ids": ids,
-            "decoder_input_ids": ids,
+            "decoder_input_ids": answer,
             "use_cache": False,
         }
     if name == "marian":
@@ -85,7 +86,7 @@ def _hugging_face(name: str) -> Built:
         layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
         tokens = {"pad_token_id": 0, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 0}
         config = hf.MarianConfig(d_model=48, max_position_embeddings=64, **heads, **layers, **tokens, **small)
-        return hf.MarianMTModel(config), {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+        return hf.MarianMTModel(config), {"input_ids": ids, "decoder_input_ids": answer, "use_cache": False}
     if name == "vit":
         config = hf.ViTConfig(
             hidden_size=48,

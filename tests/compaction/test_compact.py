@@ -19,6 +19,7 @@ from tests.support.compaction_models import MODELS, images, model
 from tests.support.promises import assert_close, exact_price
 from tgfx.compaction import restore_
 from tgfx.errors import InputError, PlanError, TgfxError, VerificationError
+from tgfx.verify import Compared
 
 
 def compacted(name: str = "branched", times: int = 2) -> tgfx.GatedModule:
@@ -236,7 +237,7 @@ def test_errors_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             tgfx.compact_(gated, own, **{"patience": 0, **options})
         assert same(snapshot(trainer), before), options
     with monkeypatch.context() as patch:
-        patch.setattr("tgfx.compaction.compact.close", lambda *_: False)
+        patch.setattr("tgfx.compaction.compact.compared", lambda *_: Compared(same=False, draws=False, cause=None))
         with pytest.raises(VerificationError, match="nothing was changed"):
             tgfx.compact_(gated, optimizer, patience=0)
     with monkeypatch.context() as patch:

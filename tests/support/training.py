@@ -44,7 +44,16 @@ def small_gated(width: int = 12) -> tgfx.GatedModule:
     return tgfx.transform(SmallNet(width), images(2)[0])
 
 
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
 def same_state(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Names that differ, bit by bit."""
     assert list(a) == list(b)
     return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+def is_gate(name: str, gated: tgfx.GatedModule) -> bool:
+    gates = [gate.weight for gate in gated.gates.values()]
+    return any(dict(gated.named_parameters()).get(name) is gate for gate in gates)

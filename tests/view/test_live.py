@@ -13,14 +13,13 @@ import torch
 from torch.nn import functional as F
 
 import tgfx
-from tests.support.browser import chromium, complaints, open_page, wait_for, what_is_missing
+from tests.support.browser import chromium, complaints, open_page, wait_for
+from tests.support.page_driver import needs_browser
 from tests.support.view_models import EXAMPLE, Residual
 from tgfx.errors import InputError, TrainingError
 from tgfx.training.history import History
 from tgfx.view.live import Live
 from tgfx.view.server import LiveServer
-
-MISSING = what_is_missing()
 
 
 def small() -> tgfx.GatedModule:
@@ -116,7 +115,7 @@ def test_only_this_machine_and_only_two_files(
         LiveServer(tmp_path, running.server_port)
 
 
-@pytest.mark.skipif(MISSING is not None, reason=f"THE LIVE PAGE IS NOT TESTED IN A BROWSER: {MISSING}")
+@needs_browser
 def test_an_open_page_watches_gates_close(server: tuple[LiveServer, Live, tgfx.GatedModule, History]) -> None:
     running, live, gated, history = server
     with chromium() as driver:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tgfx.errors import InputError
+from tgfx.ir.writes import has_memory, memory_of
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -24,15 +25,60 @@ def example_inputs_for(model: nn.Module, given: Any) -> Example:
     if isinstance(given, torch.Tensor):
         return (given,), {}
     if isinstance(given, dict):
-        return (), dict(given)
+        return unshared((), dict(given))
     if isinstance(given, tuple | list):
-        return tuple(given), {}
+        return unshared(tuple(given), {})
     raise InputError(
         "example_inputs cannot be used",
         expected="a tensor, a tuple of arguments, or a dict of keyword arguments",
         found=type(given).__name__,
         fix="tgfx.transform(model, torch.randn(1, 3, 224, 224)) or transform(model, {'input_ids': ids})",
     )
+
+
+def unshared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+    """The same example with memory of its own for every tensor.
+
+    Two arguments that are one tensor, or views of one, are one value to whoever records what is done with tensors, and
+    the graph would read the first of them for both.
+    """
+    seen: set[Any] = set()
+
+    def apart(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        place = memory_of(value) if has_memory(value) else ("without memory", id(value))
+        if place in seen:
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        seen.add(place)
+        return value
+
+    return torch.utils._pytree.tree_map(apart, (args, kwargs))
+
+
+def told_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
+    """The example with other numbers where two tensors hold the same; None if none do, or nothing else is known."""
+    seen: list[torch.Tensor] = []
+    changed = False
+
+    def turned(value: Any) -> Any:
+        nonlocal changed
+        if not isinstance(value, torch.Tensor):
+            return value
+        twin = any(_equal(value, other) for other in seen)
+        seen.append(value)
+        if not twin or not value.ndim:
+            return value
+        other = value.roll(len(seen) - 1, -1)  # of the numbers that the example has, which the model surely takes
+        changed = changed or not _equal(other, value)
+        return other
+
+    example = torch.utils._pytree.tree_map(turned, (args, kwargs))
+    return example if changed else None
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 def _declared(model: nn.Module) -> Any:

@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.graph import _PyTreeCodeGen
 
+from tgfx.capture.layer_calls import counts_batches, layer_called
 from tgfx.ops.naming import op_name
 
 # torch layers that ask for the mode and are called as layers again in the end (see raising.py)
@@ -28,14 +30,15 @@ FOLLOWING_LAYERS = (
 )  # fmt: skip
 # functions with a training flag -> the layer that is the same function and follows the mode by itself
 _FOLLOWERS: dict[str, Callable[..., nn.Module]] = {
-    "dropout": lambda p=0.5: nn.Dropout(p),
-    "dropout1d": lambda p=0.5: nn.Dropout1d(p),
-    "dropout2d": lambda p=0.5: nn.Dropout2d(p),
-    "dropout3d": lambda p=0.5: nn.Dropout3d(p),
-    "alpha_dropout": lambda p=0.5: nn.AlphaDropout(p),
-    "feature_alpha_dropout": lambda p=0.5: nn.FeatureAlphaDropout(p),
-    "rrelu": lambda lower=1.0 / 8, upper=1.0 / 3: nn.RReLU(lower, upper),
+    "dropout": nn.Dropout,
+    "dropout1d": nn.Dropout1d,
+    "dropout2d": nn.Dropout2d,
+    "dropout3d": nn.Dropout3d,
+    "alpha_dropout": nn.AlphaDropout,
+    "feature_alpha_dropout": nn.FeatureAlphaDropout,
+    "rrelu": nn.RReLU,
 }
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def mode_readers() -> Iterator[set[type]]:
 def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> bool:
     """Make `module` (captured in eval mode) right in train mode too; False if that takes two graphs."""
     pairs = _paired(module, training)
-    if pairs is None:
+    if pairs is None or _result_form(module) != _result_form(training):
         return False
     different = [(node, other) for node, other in pairs if _constants(node) != _constants(other)]
     if not all(_can_follow(node, other) for node, other in different):
@@ -70,11 +73,17 @@ def merge_modes(module: fx.GraphModule, training: fx.GraphModule) -> bool:
         name = op_name(node)
         if name == "scaled_dot_product_attention":
             _write_out_attention(module, node, float(_dropout_p(other)))
-        elif name in _FOLLOWERS:
-            _follow_mode(module, node)
+        elif name in _FOLLOWERS and not owner_of(node):
+            _follow_mode(module, node, other)
     module.graph.lint()
     module.recompile()
     return True
+
+
+def _result_form(module: fx.GraphModule) -> Any:
+    """What torch.export puts the values of the output together to."""
+    codegen = module.graph._codegen
+    return codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None
 
 
 def _constants(node: fx.Node) -> str:
@@ -87,12 +96,28 @@ def _can_follow(node: fx.Node, other: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     if name == "scaled_dot_product_attention":
-        return not _dropout_p(node) and bool(_dropout_p(other))
-    if name in ("batch_norm", "instance_norm", "feature_dropout", "alpha_dropout", "rrelu") and owner_of(node):
-        return True  # becomes a call of its layer again
+        p = _dropout_p(other)
+        same = _attention_settings(node) == _attention_settings(other)
+        return same and not _dropout_p(node) and isinstance(p, int | float) and bool(p)
     if name in ("batch_norm", "instance_norm"):
-        return any(arg.op == "get_attr" and str(arg.target).endswith(".running_mean") for arg in node.all_input_nodes)
-    return name in _FOLLOWERS and not _flag(node) and bool(_flag(other))
+        return not _is_detached(node) and (
+            owner_of(node) is not None or layer_called(node) is not None
+        )  # becomes its layer again
+    if name in ("feature_dropout", "alpha_dropout", "rrelu", "dropout") and owner_of(node):
+        return True
+    return (
+        name in _FOLLOWERS and _flag(node) is False and _flag(other) is True and _layer_options(node, other) is not None
+    )
+
+
+def has_detached_layer(graph: fx.Graph) -> bool:
+    """Whether a norm of torch's is called without gradients, and so cannot become a call of its layer again."""
+    norms = (n for n in graph.nodes if n.op == "call_function" and op_name(n) in ("batch_norm", "instance_norm"))
+    return any(owner_of(node) is not None and _is_detached(node) for node in norms)
+
+
+def _is_detached(node: fx.Node) -> bool:
+    return any(arg.op != "get_attr" for arg in node.all_input_nodes[1:])
 
 
 def owner_of(node: fx.Node) -> str | None:
@@ -108,6 +133,12 @@ def owner_of(node: fx.Node) -> str | None:
 
 def _dropout_p(node: fx.Node) -> Any:
     return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+
+
+def _attention_settings(node: fx.Node) -> str:
+    """All but how much is dropped."""
+    given = dict(zip(_ATTENTION, node.args, strict=False)) | dict(node.kwargs)
+    return repr({name: fx.node.map_arg(value, str) for name, value in given.items() if name in _ATTENTION[5:]})
 
 
 def _paired(module: fx.GraphModule, other: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]] | None:
@@ -133,13 +164,10 @@ def _same_tensor(module: fx.GraphModule, a: fx.Node, other: fx.GraphModule, b: f
 
 
 def _essential(graph: fx.Graph) -> list[fx.Node]:
-    """Nodes in order, without the batch counters that only train mode moves."""
-    counters = {n for n in graph.nodes if n.op == "get_attr" and str(n.target).endswith("num_batches_tracked")}
-    skipped = set(counters)
-    for node in graph.nodes:
-        if any(arg in counters for arg in node.all_input_nodes):
-            skipped.add(node)
-    return [n for n in graph.nodes if n not in skipped and not _only_lays_out(n)]
+    """Nodes in order, without batch counters of layers (only train mode moves them) and tensors that nobody reads."""
+    counts = {node for node in graph.nodes if counts_batches(node)}
+    unread = {node for node in graph.nodes if node.op == "get_attr" and counts.issuperset(node.users)}
+    return [n for n in graph.nodes if n not in counts and n not in unread and not _only_lays_out(n)]
 
 
 def _only_lays_out(node: fx.Node) -> bool:
@@ -171,17 +199,35 @@ def _flag(node: fx.Node) -> Any:
     return node.args[position] if len(node.args) > position else default
 
 
-def _follow_mode(module: fx.GraphModule, node: fx.Node) -> None:
-    options = {k: v for k, v in node.kwargs.items() if k in ("p", "lower", "upper")}
-    names = ("lower", "upper") if op_name(node) == "rrelu" else ("p",)
-    options.update(zip(names, node.args[1:], strict=False))
-    layer = _FOLLOWERS[op_name(node)](**options)
+def _follow_mode(module: fx.GraphModule, node: fx.Node, other: fx.Node) -> None:
+    layer = _FOLLOWERS[op_name(node)](**(_layer_options(node, other) or {}))
     x = node.args[0] if node.args else node.kwargs["input"]
     with module.graph.inserting_before(node):
         call = module.graph.call_module(new_layer(module, layer), (x,))
     call.meta = dict(node.meta)
     node.replace_all_uses_with(call, propagate_meta=False)
     module.graph.erase_node(node)
+
+
+def _layer_options(node: fx.Node, other: fx.Node) -> dict[str, Any] | None:
+    """What the layer has to be made with to be `node` in eval mode and `other` in train mode; None if none is both."""
+    in_eval, in_training = _function_options(node), _function_options(other)
+    values = [*in_eval.values(), *in_training.values()]
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    if in_eval["inplace"] != in_training["inplace"] or (op_name(node) == "rrelu" and in_eval != in_training):
+        return None
+    return in_training  # what would be dropped in eval mode does not matter
+
+
+def _function_options(node: fx.Node) -> dict[str, Any]:
+    own = {"lower": 1.0 / 8, "upper": 1.0 / 3} if op_name(node) == "rrelu" else {"p": 0.5}
+    names = ("input", *own, "training", "inplace")
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    written = getattr(node.target, "__name__", "").split(".")[0].endswith("_")  # dropout_(x) acts in place
+    return {name: given.get(name, default) for name, default in own.items()} | {
+        "inplace": bool(given.get("inplace", False)) or written
+    }
 
 
 def new_layer(module: fx.GraphModule, layer: nn.Module) -> str:
@@ -196,8 +242,7 @@ def new_layer(module: fx.GraphModule, layer: nn.Module) -> str:
 
 
 def _write_out_attention(module: fx.GraphModule, node: fx.Node, probability: float) -> None:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = dict(zip(_ATTENTION, node.args, strict=False)) | dict(node.kwargs)
     if given.get("enable_gqa") or given.get("is_causal"):
         with module.graph.inserting_before(node):
             given = _plain_mask(module.graph, given)

@@ -2,10 +2,11 @@
 
     F.batch_norm(x, bn.running_mean, ...)        ->  bn(x)
     aten.linear(x, fc.weight, fc.bias)           ->  fc(x)
-    F.dropout(x, p, training=False)              ->  nn.Dropout(p)(x)
+    aten.dropout(x, p, False)                    ->  nn.Dropout(p)(x)
 
 torch.export (and fx, inside a subclass of a torch layer) leaves function calls with the mode baked in. As layers they
-follow train() and eval() again, and the compact model is made of torch's own modules.
+follow train() and eval() again, and the compact model is made of torch's own modules. Only calls that are, in both
+modes and in every setting, what the layer would do become layers; others stay functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tgfx.capture.modes import new_layer, owner_of
+from tgfx.capture.layer_calls import BATCH_NORM, bound_norm, counts_batches, is_tensor_of, layer_called
+from tgfx.capture.modes import owner_of
 from tgfx.ir.dead_code import eliminate_dead_code
 from tgfx.ir.tree import has_module, put_module
 from tgfx.ops.modules import has_hooks
@@ -66,6 +68,7 @@ def raise_layers(module: fx.GraphModule, model: nn.Module) -> None:
 
 def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
     """Layers of which the graph only names tensors: have the layer itself there, under its name."""
+    called = {layer_called(node) for node in module.graph.nodes}
     for node in module.graph.nodes:
         path = str(node.target).rpartition(".")[0]
         if node.op != "get_attr" or not path or not has_module(model, path):
@@ -73,7 +76,7 @@ def _bring_layers(module: fx.GraphModule, model: nn.Module) -> None:
         layer = model.get_submodule(path)
         if type(layer) is nn.modules.linear.NonDynamicallyQuantizableLinear:  # attention's name for a plain Linear
             layer = _as_plain(layer, nn.Linear)
-        if type(layer).__module__.startswith("torch.nn.") or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if type(layer).__module__.startswith("torch.nn.") or path in called:
             module.add_submodule(path, layer)
 
 
@@ -96,8 +99,10 @@ def _raise_layer(module: fx.GraphModule, node: fx.Node, kinds: tuple[type, ...])
     bound = _bind(node)
     weight, x = bound.get("weight"), bound.get("input")
     if op_name(node) == "embedding" and isinstance(node.target, torch._ops.OpOverload):
-        weight, x = node.args[0], node.args[1]
-        bound = {"weight": weight, "input": x, "bias": None}
+        names = ("weight", "input", "padding_idx", "scale_grad_by_freq", "sparse")
+        bound = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        weight, x = bound["weight"], bound.get("input", bound.get("indices"))
+        bound["padding_idx"] = None if bound.get("padding_idx", -1) == -1 else bound["padding_idx"]
     path = _owner(module, weight, "weight")
     if path is None or not has_module(module, path):
         return
@@ -123,13 +128,22 @@ def _same_settings(layer: nn.Module, bound: dict[str, Any], name: str, path: str
         )
     if name in ("layer_norm", "rms_norm"):
         return tuple(bound.get("normalized_shape", ())) == tuple(layer.normalized_shape) and (
-            bound.get("eps", 1e-5) == layer.eps
+            bound.get("eps", 1e-5 if name == "layer_norm" else None) == layer.eps
         )
     if name == "group_norm":
         return bound.get("num_groups") == layer.num_groups and bound.get("eps", 1e-5) == layer.eps
     if name == "embedding":
-        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return _same_look_up(layer, bound)
     return True
+
+
+def _same_look_up(layer: nn.Embedding, bound: dict[str, Any]) -> bool:
+    """Also in what gradients it gives: none for the row that pads, and sparse or scaled ones."""
+    padding = bound.get("padding_idx")
+    if isinstance(padding, int) and padding < 0:
+        padding += layer.num_embeddings
+    asked = (padding, bound.get("max_norm"), bool(bound.get("scale_grad_by_freq")), bool(bound.get("sparse")))
+    return asked == (layer.padding_idx, None, layer.scale_grad_by_freq, layer.sparse) and layer.max_norm is None
 
 
 _CONV_SETTINGS = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1), ("output_padding", 0))
@@ -169,28 +183,32 @@ def _bind(node: fx.Node) -> dict[str, Any]:
 
 
 def _raise_norm(module: fx.GraphModule, node: fx.Node) -> None:
-    """F.batch_norm and F.instance_norm over the running statistics of a layer."""
-    tensors = [arg for arg in node.all_input_nodes if arg.op == "get_attr"]
-    path = next((p for arg in tensors if (p := _owner(module, arg, "running_mean")) is not None), None)
+    """F.batch_norm and F.instance_norm that a layer made, or that do what the layer would do in both modes."""
+    path = layer_called(node) or _made_by_own_layer(module, node)
     if path is None or not has_module(module, path):
         return
     layer = module.get_submodule(path)
     if has_hooks(layer):
         return  # torch.export has written out what they do
-    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
-        if type(layer) in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
-            _replace(node, path, node.args[0])
-        return
-    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return
-    if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+    if isinstance(layer, BATCH_NORM) and type(layer) not in BATCH_NORM:
         put_module(module, path, _plain_batch_norm(layer))
-    _replace(node, path, node.args[0])
+    _replace(node, path, bound_norm(node)["input"])
+
+
+def _made_by_own_layer(module: fx.GraphModule, node: fx.Node) -> str | None:
+    """The layer whose tensors this uses, if the call is in the forward of that very layer of torch's."""
+    bound = bound_norm(node)
+    owner, path = owner_of(node), _owner(module, bound["running_mean"], "running_mean")
+    if owner is None or path is None or not (has_module(module, owner) and has_module(module, path)):
+        return None
+    layer = module.get_submodule(path)
+    own = all(is_tensor_of(layer, path, name, bound[name]) for name in ("weight", "bias"))
+    return path if own and module.get_submodule(owner) is layer else None
 
 
 def _plain_batch_norm(layer: nn.modules.batchnorm._BatchNorm) -> nn.Module:
     """torch's own layer around the very same tensors (a subclass may add an activation: it stays a child)."""
-    base = next(k for k in type(layer).__mro__ if k in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    base = next(k for k in type(layer).__mro__ if k in BATCH_NORM)
     plain = base(1, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
     plain._parameters, plain._buffers = layer._parameters, layer._buffers
     plain._modules, plain.num_features = layer._modules, layer.num_features
@@ -199,21 +217,12 @@ def _plain_batch_norm(layer: nn.modules.batchnorm._BatchNorm) -> nn.Module:
 
 
 def _raise_dropout(module: fx.GraphModule, node: fx.Node) -> None:
-    bound = _bind(node)
-    if bound.get("training", True) is not False or not isinstance(bound.get("p", 0.5), float | int):
-        return  # dropout that is always on stays a function
-    stack = node.meta.get("nn_module_stack") or {}
-    owner = next(reversed(stack.values()), ("", ""))[0] if stack else ""
-    p = bound.get("p", 0.5)
+    """Dropout that torch's own layer made; a call of the user's stays one, be it always on or always off."""
+    owner = owner_of(node)
     layer = module.get_submodule(owner) if owner and has_module(module, owner) else None
-    if type(layer) is nn.Dropout and layer.p == p and not has_hooks(layer):
-        _replace(node, owner, bound["input"])
+    if owner is None or type(layer) is not nn.Dropout or has_hooks(layer):
         return
-    if not p:
-        node.replace_all_uses_with(bound["input"])
-        node.graph.erase_node(node)
-        return
-    _replace(node, new_layer(module, nn.Dropout(float(p))), bound["input"])
+    _replace(node, owner, _bind(node)["input"])
 
 
 _MAKERS = {"zeros": "new_zeros", "ones": "new_ones", "full": "new_full", "empty": "new_empty"}
@@ -246,11 +255,7 @@ def _replace(node: fx.Node, path: str, x: Any) -> None:
 
 def _drop_batch_counters(graph: fx.Graph) -> None:
     """num_batches_tracked += 1 is the layer's own business again."""
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for node in reversed(list(graph.nodes)):
-        counted = node.op in ("call_method", "call_function") and node.args and isinstance(node.args[0], fx.Node)
-        if counted and op_name(node) == "add" and not node.users and _is_counter(node.args[0]):
+        if counts_batches(node) and str(node.args[0].target).rpartition(".")[0] in called:
             graph.erase_node(node)
-
-
-def _is_counter(node: fx.Node) -> bool:
-    return node.op == "get_attr" and str(node.target).endswith("num_batches_tracked")

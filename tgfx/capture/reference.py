@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from tgfx.capture.drop_path import replace_drop_paths, watch_ranks
+from tgfx.capture.examples import told_apart
 from tgfx.errors import InputError
 from tgfx.ir.compare import all_close
+from tgfx.ir.draws import generators, same_draws
 from tgfx.ir.kept_state import KeptState
+from tgfx.ir.plain_attributes import plain_attributes_restored
 from tgfx.ir.rehearsal import Rehearsal
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import tensors_in
@@ -32,12 +35,16 @@ class Reference:
     kwargs: dict[str, Any]
     outputs: list[torch.Tensor]
     calls: Rehearsal | Remembered
+    draws: bool = False  # whether random numbers were drawn; who compares draws the same ones, see tgfx/ir/draws.py
 
     def compute(self) -> None:
         """The true outputs."""
         self.calls = Remembered()
         args, kwargs = copy.deepcopy((self.args, self.kwargs))
-        result = _run(self.model, args, kwargs, self.calls)
+        with same_draws():
+            before = generators()
+            result = run_kept(self.model, args, kwargs, self.calls)
+            self.draws = not all(map(torch.equal, before, generators()))
         self.outputs = [tensor.clone() for tensor in result]  # the tensors themselves may be used again
 
     def rehearse(self) -> None:
@@ -45,11 +52,26 @@ class Reference:
         self.calls = Rehearsal()
         tensors = tensors_in((self.args, self.kwargs))
         args, kwargs = copy.deepcopy((self.args, self.kwargs), {id(tensor): tensor for tensor in tensors})
-        self.outputs = _run(self.model, args, kwargs, self.calls, tensors)
+        self.outputs = run_kept(self.model, args, kwargs, self.calls, tensors)
 
     @property
     def rehearsed(self) -> bool:
         return isinstance(self.calls, Rehearsal)
+
+    def is_met_apart(self, graph: nn.Module) -> bool:
+        """Whether `graph` tells inputs apart that hold the same numbers in the example."""
+        example = None if self.rehearsed else told_apart(self.args, self.kwargs)
+        if example is None:
+            return True
+        seen = []
+        for program in (self.model, graph):
+            args, kwargs = copy.deepcopy(example)
+            try:
+                with same_draws():
+                    seen.append([tensor.clone() for tensor in run_kept(program, args, kwargs, Remembered())])
+            except Exception:
+                return not seen  # where the model itself does not take such numbers, nothing can be said
+        return all_close(*seen)
 
     def is_met_by(self, outputs: list[torch.Tensor]) -> bool:
         """Whether a program that ran with `calls` and gave this does what the model does."""
@@ -88,19 +110,19 @@ def _rehearsed(reference: Reference) -> bool:
     return True
 
 
-def _run(
+def run_kept(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     calls: Rehearsal | Remembered,
     inputs: list[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """With parameters, buffers and `inputs` as before afterwards."""
+    """What it gives, with parameters, buffers and `inputs` as before afterwards."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     state = KeptState([*(tensor for _, tensor in named_tensors(model)), *(inputs or ())])
     try:
-        with calls.recording(state):
+        with plain_attributes_restored(model), calls.recording(state):
             return tensors_in(model(*args, **kwargs))
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

@@ -7,6 +7,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NoReturn
 
@@ -15,9 +16,21 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.capture.not_in_graph import (
+    NotInGraphError,
+    Surroundings,
+    drawn_from,
+    python_watched,
+    random_states,
+    surroundings,
+)
+from tgfx.capture.own_tensors_mode import OwnTensorsTraced
 from tgfx.capture.sizes import PLAIN, ExampleSizes, Unknown
+from tgfx.capture.without_gradients import MARK
 from tgfx.choice import Choice
+from tgfx.ir.containers import building, is_container_type
 from tgfx.ir.lazy_module import LazyGraphModule
+from tgfx.ir.plain_attributes import changed_attribute, plain_attributes
 from tgfx.ir.source import is_machinery, source_line
 from tgfx.ir.tree import named_tensors
 from tgfx.ops.modules import has_state
@@ -73,6 +86,11 @@ class InPlaceProxy(fx.Proxy):
     def __getattr__(self, name: str) -> fx.proxy.Attribute:
         return InPlaceAttribute(self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("node", "tracer") and hasattr(torch.Tensor, name):
+            raise NotInGraphError(f"assigns to .{name} of a tensor")
+        super().__setattr__(name, value)
+
 
 class InPlaceAttribute(fx.proxy.Attribute, InPlaceProxy):
     """`x.shape` and its like: asked the same way as the values that they are made from."""
@@ -92,6 +110,7 @@ class GateTracer(fx.Tracer):
         self.opaque, self.open_wrapped, self.sizes = opaque, open_wrapped, sizes
         self.trace_asserts = True
         self.path: list[str] = []
+        self._began: list[Surroundings] = []  # of the root, and of each module on the path
         self.failed_at: str | None = None
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
@@ -101,7 +120,10 @@ class GateTracer(fx.Tracer):
         if self.open_wrapped:
             _symbolic_trace._wrapped_fns_to_patch.clear()
         try:
-            return super().trace(root)
+            with torch.enable_grad(), python_watched(self), OwnTensorsTraced(self):
+                self._began = [surroundings()]
+                with self._noticed(root, ""):
+                    return super().trace(root)
         finally:
             _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
 
@@ -168,11 +190,68 @@ class GateTracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Note the user's line: far cheaper than a whole stack trace per node."""
         node = super().create_node(*args, **kwargs)
+        self._note_surroundings(node)
         frame = sys._getframe(1)
         while frame is not None and frame.f_code is not _ENTRY and is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None and frame.f_code is not _ENTRY:  # nn.Sequential alone has no line of the user's
             node.meta["tgfx_source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return node
+
+    # -- what Python does without leaving a node ---------------------------------------------------------------------
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether layers are run on the example's sizes just now, and not traced."""
+        return self.sizes is not None and self.sizes.computing
+
+    def _note_surroundings(self, node: fx.Node) -> None:
+        now = surroundings()
+        if now == self._began[0]:
+            return
+        inside = next(i for i in reversed(range(len(self._began))) if self._began[i] == self._began[0])
+        where = self.path[inside - 1] if inside else ""
+        if now.autocast != self._began[0].autocast:
+            raise NotInGraphError("runs in an autocast region of its own", where)
+        node.meta[MARK] = where
+
+    @contextmanager
+    def _noticed(self, m: nn.Module, name: str) -> Iterator[None]:
+        """Counters that the forward of `m` moves, and random numbers that it draws on the way."""
+        if type(m).__module__.startswith("torch.nn.") and not m._modules:
+            yield  # called as it is
+            return
+        before, states = plain_attributes(m), random_states()
+        yield
+        changed = changed_attribute(m, before)
+        if changed is not None:
+            raise NotInGraphError(f"changes its attribute {changed!r} in every call", name)
+        drawn = drawn_from(states, random_states())
+        if drawn is not None:
+            raise NotInGraphError(f"draws random numbers from {drawn}", name)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a parameter or buffer of the model."""
+        return id(tensor) in self._names
+
+    def named(self, tensor: torch.Tensor) -> fx.Proxy:
+        """A parameter or buffer of the model, as the graph names it."""
+        return self.proxy(self.create_node("get_attr", self._names[id(tensor)], (), {}))
+
+    def is_own(self, value: fx.Proxy, tensor: Any) -> bool:
+        """Whether a traced value is this tensor of the model itself, if changed in place."""
+        node = value.node
+        while node.op == "call_function" and node.target in _IN_PLACE:
+            node = node.args[0]  # type: ignore[assignment]
+        return node.op == "get_attr" and str(node.target) == self._names.get(id(tensor))
+
+    def create_arg(self, a: Any) -> Any:
+        """A value in a class of the model's own keeps its type (see tgfx.ir.containers)."""
+        if not is_container_type(type(a)):
+            return super().create_arg(a)
+        kind, args, kwargs = building(a)
+        node = self.create_node("call_function", kind, self.create_arg(args), self.create_arg(kwargs))
+        node.meta["is_wrapped"] = True
         return node
 
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
@@ -187,8 +266,11 @@ class GateTracer(fx.Tracer):
             return forward(*args, **kwargs)
         name = self.path_of_module(m)
         self.path.append(name)
-        result = self._call(m, name, forward, args, kwargs)
+        self._began.append(surroundings())
+        with self._noticed(m, name):
+            result = self._call(m, name, forward, args, kwargs)
         self.path.pop()  # on an error the path stays: its end is where tracing failed
+        self._began.pop()
         return result
 
     def _call(self, m: nn.Module, name: str, forward: Callable, args: tuple, kwargs: dict) -> Any:
@@ -221,6 +303,7 @@ class GateTracer(fx.Tracer):
         self.submodule_paths = {module: path for path, module in self.root.named_modules()}
 
 
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 _ENTRY = GateTracer.trace.__code__  # frames above it called tgfx
 
 
@@ -258,7 +341,8 @@ def trace(
     try:
         graph = tracer.trace(root, concrete or None)
     except Exception as error:
-        raise TracingFailed(tracer.path[-1] if tracer.path else "", error) from error
+        where = error.where if isinstance(error, NotInGraphError) else None
+        raise TracingFailed(where if where is not None else (tracer.path or [""])[-1], error) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
     return LazyGraphModule(root, graph, class_name=type(root).__name__)
@@ -270,3 +354,8 @@ class TracingFailed(Exception):
     def __init__(self, where: str, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.where, self.cause = where, cause
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether fx did follow the code, which does more than a graph can."""
+        return isinstance(self.cause, NotInGraphError)

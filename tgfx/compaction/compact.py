@@ -9,7 +9,6 @@ for step, (x, y) in enumerate(loader):
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,10 @@ from tgfx.compaction.rebuild import Rebuilt, rebuild
 from tgfx.compaction.report import CompactionReport
 from tgfx.errors import VerificationError
 from tgfx.gated import GatedModule
-from tgfx.ir.compare import close
-from tgfx.ir.source import tensors_in
+from tgfx.ir.rng import untouched_rng
 from tgfx.passes.insert_gates import BANK
-from tgfx.rng import untouched_rng
 from tgfx.shrinking import example_like
-from tgfx.verify import eval_mode
+from tgfx.verify import compared, eval_mode
 
 
 def compact_(
@@ -89,20 +86,15 @@ def compact_(
 
 
 def _verify(gated: GatedModule, smaller: GatedModule) -> None:
-    args, kwargs = example_like(gated)
     with eval_mode(gated), eval_mode(smaller):
-        expected = tensors_in(gated(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
-        try:
-            found, cause = tensors_in(smaller(*copy.deepcopy(args), **copy.deepcopy(kwargs))), None
-        except Exception as error:
-            found, cause = [], error
-    if len(expected) != len(found) or not all(map(close, expected, found)):
+        result = compared(gated, smaller, *example_like(gated))
+    if not result.same:
         raise VerificationError(
             "the compacted model does not compute what the gated one does; nothing was changed",
             expected="equal outputs on the example",
-            found="an error" if cause else "different ones",
-            fix="please report this model: a rule of tgfx is wrong",
-        ) from cause
+            found="an error" if result.cause else "different ones",
+            fix=result.fix,
+        ) from result.cause
 
 
 def _report(gated: GatedModule, choice: Choice, rebuilt: Rebuilt | None, reset: list[str]) -> CompactionReport:

@@ -23,8 +23,8 @@ from tgfx.compaction.rebuild import rebuild
 from tgfx.errors import PlanError
 from tgfx.gated import GatedModule
 from tgfx.gated_check import check_gated
+from tgfx.ir.rng import untouched_rng
 from tgfx.passes.insert_gates import BANK
-from tgfx.rng import untouched_rng
 from tgfx.weight.gated import WeightGatedModule
 
 

@@ -33,6 +33,7 @@ def has_effect(node: fx.Node, module: fx.GraphModule) -> bool:
         name = getattr(target, "__name__", "")
         return (
             in_place
+            or node.kwargs.get("out") is not None
             or target in (operator.setitem, torch._assert)
             or (name.startswith("i") and hasattr(operator, name))
             or (name.endswith("_") and not name.endswith("__"))

@@ -63,6 +63,19 @@ class NodeIds:
 
 
 @dataclass(frozen=True)
+class Route:
+    """How a gate comes to an operand whose channels share an axis with the batch (tgfx.passes.gate_routes).
+
+    node: where it starts, in the shape of `layer`, expanded to the node's value; moves: nodes that move data on from
+    there.
+    """
+
+    node: str
+    layer: torch.Tensor
+    moves: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Operand:
     """Something a gate can be multiplied to: a parameter by name, or an input node of the reader."""
 
@@ -70,6 +83,12 @@ class Operand:
     name: str
     layer: torch.Tensor
     index: int = 0  # which tensor of the node's value, for nodes that give several
+    route: Route | None = None
+
+    @property
+    def start(self) -> torch.Tensor:
+        """The layer in whose shape the gate is made."""
+        return self.layer if self.route is None else self.route.layer
 
 
 @dataclass(frozen=True)
@@ -142,6 +161,7 @@ class ChannelMap:
     grouping: dict[str, str] = field(default_factory=dict)  # node -> "within" or "across" groups
     seen_args: dict[str, tuple[tuple, dict]] = field(default_factory=dict)  # sizes as the run saw them
     containers: frozenset[str] = frozenset()  # nodes whose value is not one tensor
+    copies: frozenset[str] = frozenset()  # nodes that gave a copy, though the operator gives a view where it can
     shuffles: tuple[Shuffle, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     batch: int = 1

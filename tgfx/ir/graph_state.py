@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tgfx.ir.containers import builds_container
 from tgfx.ir.source import source_line
 
 
@@ -73,6 +74,8 @@ def unpack_graph(state: dict[str, Any]) -> fx.Graph:
         node = graph.create_node(op, target, args, kwargs, name=name)
         node.name = name
         node.meta["tgfx_source"] = line
+        if builds_container(node):
+            node.meta["is_wrapped"] = True
         made[name] = node
     return graph
 

@@ -11,16 +11,23 @@ from typing import Any
 import torch
 from torch import fx
 
+from tgfx.ir.containers import is_container_type, parts
 from tgfx.ir.refusal import Refusal
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors of a nested value, in flattening order."""
+    """All tensors of a nested value, in flattening order; those in the fields of dataclasses too."""
     if isinstance(value, torch.Tensor):
         return [value]
     if type(value) in (tuple, list) and all(isinstance(item, torch.Tensor) for item in value):
         return list(value)
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [tensor for leaf in leaves for tensor in ([leaf] if isinstance(leaf, torch.Tensor) else _held(leaf))]
+
+
+def _held(leaf: Any) -> list[torch.Tensor]:
+    """In a class that torch knows nothing about: a dataclass, a dict of the user's own."""
+    return tensors_in(list(parts(leaf).values())) if is_container_type(type(leaf)) else []
 
 
 @dataclass

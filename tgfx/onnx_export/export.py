@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from tgfx.errors import InputError, TgfxError
+from tgfx.ir.rng import untouched_rng
 from tgfx.onnx_export.examples import Examples
 from tgfx.onnx_export.graph_size import GraphSize, graph_size
 from tgfx.onnx_export.measuring import timings
 from tgfx.onnx_export.metadata import example_entry, metadata_for, set_metadata
+from tgfx.onnx_export.naming import left_out, named_outputs
 from tgfx.onnx_export.profiles import (
     Profile,
     check_batch,
@@ -31,11 +33,10 @@ from tgfx.onnx_export.proving import Case, Proof, cases_for, prove, stuck_axes
 from tgfx.onnx_export.report import OnnxReport, declared_shapes
 from tgfx.onnx_export.session import Feeds, as_numpy
 from tgfx.onnx_export.simplifying import candidates
-from tgfx.onnx_export.subject import Subject, run_torch, subject_of
+from tgfx.onnx_export.subject import Subject, result_of, subject_of
 from tgfx.onnx_export.tracing import WIDE, Traced, trace
 from tgfx.onnx_export.writing import checked_target, move_into_place, written_aside
 from tgfx.optional_packages import need_all, needed
-from tgfx.rng import untouched_rng
 
 LARGEST = 2**31 - 2**20  # bytes that a protocol buffer can hold, with room for the graph; more goes into a second file
 OPSETS = range(13, 24)
@@ -212,7 +213,7 @@ def _outputs(subject: Subject, examples: Examples) -> tuple[str, ...]:
     for size in dict.fromkeys((None, batch)):
         args, kwargs = examples.arguments(examples.call(size))
         try:
-            result = run_torch(subject, args, kwargs)
+            whole = result_of(subject, args, kwargs)
         except Exception as error:
             raise InputError(
                 "the model does not run on the example" + (f" at batch {size}" if size else ""),
@@ -220,6 +221,9 @@ def _outputs(subject: Subject, examples: Examples) -> tuple[str, ...]:
                 found=f"{type(error).__name__}: {_first_line(error)}",
                 fix="dynamic_batch=False keeps the example's batch size" if size else "pass other example_inputs",
             ) from error
+    result, constants = named_outputs(whole), left_out(whole)
+    if constants:
+        subject.notes.append(f"the file gives tensors only; it leaves out {', '.join(constants)}")
     if not result:
         raise InputError("the model returns no tensor", expected="at least one output", found="none")
     return tuple(result)

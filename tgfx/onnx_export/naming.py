@@ -49,6 +49,16 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
     return named
 
 
+def left_out(result: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """What of a result is no tensor, and so not in a file: "n (3)"."""
+    if result is None or isinstance(result, Tensor):
+        return []
+    found = [name for key, item in _items(result) for name in left_out(item, (*path, key))]
+    if isinstance(result, bool | int | float | str):
+        found.append(f"{'_'.join(path) or OUTPUT} ({result!r})")
+    return found
+
+
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     if isinstance(value, Tensor):
         yield path, value

@@ -7,13 +7,14 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph import _PyTreeCodeGen
 
 from tgfx.capture.copying import copy_model
 from tgfx.capture.examples import example_inputs_for
@@ -173,9 +174,28 @@ def flat_result(module: nn.Module) -> Iterator[None]:
     forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     module.forward = forward  # an attribute of this object: parameters keep their names
     try:
-        yield
+        with _flat_graph(module.graph) if isinstance(module, fx.GraphModule) else nullcontext():
+            yield
     finally:
         del module.forward
+
+
+@contextmanager
+def _flat_graph(graph: fx.Graph) -> Iterator[None]:
+    """torch.export runs a graph node by node and never calls `forward`: the graph itself gives a tuple of tensors."""
+    output, codegen = graph.output_node(), graph._codegen
+    whole = codegen.process_outputs if isinstance(codegen, _PyTreeCodeGen) else lambda values: values
+    with graph.inserting_before(output):
+        flat = graph.call_function(lambda values: tuple(named_outputs(whole(values)).values()), output.args)
+    args, output.args = output.args, (flat,)
+    if isinstance(codegen, _PyTreeCodeGen):
+        graph._codegen = copy.copy(codegen)
+        graph._codegen.pytree_info = codegen.pytree_info._replace(out_spec=None)
+    try:
+        yield
+    finally:
+        output.args, graph._codegen = args, codegen
+        graph.erase_node(flat)
 
 
 def _through_interpreter(module: fx.GraphModule) -> Any:
@@ -195,6 +215,11 @@ def _through_interpreter(module: fx.GraphModule) -> Any:
 
 def run_torch(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """What torch computes, by output name; the arguments are copied in case the model writes into them."""
+    return {name: tensor.detach() for name, tensor in named_outputs(result_of(subject, args, kwargs)).items()}
+
+
+def result_of(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the model gives, with all that is no tensor."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with torch.no_grad(), eval_mode(subject.module):
-        return {name: tensor.detach() for name, tensor in named_outputs(subject.module(*args, **kwargs)).items()}
+        return subject.module(*args, **kwargs)

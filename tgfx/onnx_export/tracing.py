@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tgfx.errors import ExportError
+from tgfx.ir.rng import untouched_rng
 from tgfx.onnx_export.examples import BATCH, Examples
 from tgfx.onnx_export.naming import bound_inputs
 from tgfx.onnx_export.quietly import quietly
 from tgfx.onnx_export.source_lines import user_line
 from tgfx.onnx_export.subject import Subject, flat_result
 from tgfx.onnx_export.tidying import sources_of, tidy
-from tgfx.rng import untouched_rng
 
 WIDE = 2  # torch.export takes an axis of size 1 for one that stays 1
 

@@ -9,6 +9,7 @@ from tgfx.ops import (  # noqa: F401  (imported for their registrations)
     movement,
     normalization,
     pointwise,
+    positions,
     reduction,
     spatial,
 )

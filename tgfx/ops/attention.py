@@ -3,7 +3,8 @@
     q[b, h, n, d]  k[b, h, s, d]  v[b, h, s, e]  ->  out[b, h, n, e]
 
 d is contracted (a read), e passes through, h ties q, k, v and the mask. With grouped queries a key head serves
-several query heads, so its id is repeated.
+several query heads, so its id is repeated. A causal mask is drawn by position: row n sees what is not behind it, and so
+no row can go.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def fused_attention(call: Call) -> None:
     for tensor in (k, v):  # the axis that softmax runs over
         for layer in rec.ids(tensor).on_axis(-2):
             rec.freeze(layer, "is a position that attention normalises over")
+    if _is_causal(call):
+        for layer in rec.ids(q).on_axis(-2):
+            rec.freeze(layer, "is a position that a causal mask counts")
     q_d, k_d = rec.vector(q, -1), rec.vector(k, -1)
     if q_d.numel() > 1:
         rec.unite(q_d, k_d)
-        rec.read("zero", q_d, [q, k])
+        rec.read("zero", q_d, [(q, q_d), (k, k_d)])
     heads = _heads(call, q, k, v, batch)
     n_axis, e_axis = q.ndim - 2, q.ndim - 1
     rows = [x for x in rec.ids(q).layers if x.shape[n_axis] > 1 and x.numel() == x.shape[n_axis]]
@@ -54,6 +58,12 @@ def fused_attention(call: Call) -> None:
     batch_axes = [(q, axis) for axis in batch]
     rec.work(2 * positions, [*batch_axes, (q, n_axis), (q, e_axis)], counted=False)
     rec.work(2 * positions, [*batch_axes, (q, n_axis), (v, e_axis)], counted=False)
+
+
+def _is_causal(call: Call) -> bool:
+    """Each kernel takes the flag at a place of its own."""
+    names = [argument.name for argument in call.func._schema.arguments]
+    return "is_causal" in names and bool(call.arg(names.index("is_causal"), "is_causal", False))
 
 
 def _heads(call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: tuple[int, ...]) -> list:

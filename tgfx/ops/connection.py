@@ -34,7 +34,8 @@ def connected(rec: Recorder, x: Tensor, axis: int, out: Tensor) -> Tensor:
 
     A channel of x that is dead must be zero: after the cut, zeros take its place. Gives the new channels.
     """
-    rec.read("zero", rec.vector(x, axis), [x])
+    line = rec.vector(x, axis)
+    rec.read("zero", line, [(x, line)])
     fresh = rec.fresh(x.shape[axis], "connection", axis)
     others = [layer for layer in rec.ids(x).layers if layer.shape[axis] == 1]
     rec.give(out, [*others, fresh.reshape([-1 if other == axis else 1 for other in range(x.ndim)])])

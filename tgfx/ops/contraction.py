@@ -31,7 +31,7 @@ def convolution(call: Call) -> None:
     if groups == 1:
         if x.shape[1] > 1:
             rec.unite(w_in, x_in)
-            rec.read("zero", w_in, [weight, x])
+            rec.read("zero", w_in, [(weight, w_in), (x, x_in)])
         out_ids = w_out
     else:
         out_ids = _grouped(call, x_in, w_in, w_out, groups, transposed)
@@ -48,7 +48,7 @@ def convolution(call: Call) -> None:
     if taps is None:
         rec.work(factor * math.prod(weight.shape[2:]), [(weight, 0), (weight, 1)], counted=True)
     else:
-        rec.read("zero", taps, [weight])
+        rec.read("zero", taps, [(weight, taps)])
         rec.work(factor, [(weight, 0), with_channels(taps, w_in)], counted=True)
     rec.out_channels(weight, out_ids)
     ins = w_in if groups == 1 else x_in
@@ -102,7 +102,7 @@ def _grouped(
             rec.unite(grid_in, grid_in[:, :1])
             return grid_in[:, :1].expand(groups, per_out).reshape(-1)
         rec.unite(grid_in, grid_in[:1])
-        rec.read("zero", w_in, [weight, x])
+        rec.read("zero", w_in, [(weight, w_in), (x, x_in)])
         return w_out.reshape(1, -1).expand(groups, per_out).reshape(-1)
     grid_out = w_out.reshape(groups, per_out)
     if within:
@@ -112,7 +112,7 @@ def _grouped(
         return w_out
     rec.unite(grid_in, w_in.reshape(1, -1))
     rec.unite(grid_out, grid_out[:1])
-    rec.read("zero", w_in, [weight, x])
+    rec.read("zero", w_in, [(weight, w_in), (x, x_in)])
     return w_out
 
 
@@ -179,7 +179,7 @@ def _contract(call: Call, a: torch.Tensor, ka: int, b: torch.Tensor, kb: int) ->
     left, right = rec.vector(a, ka), rec.vector(b, kb)
     if left.numel() > 1:
         rec.unite(left, right)
-        rec.read("zero", right, [b, a])
+        rec.read("zero", right, [(b, right), (a, left)])
     return b, kb
 
 

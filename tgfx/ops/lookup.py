@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from tgfx.ops.movement import squeezed
+from tgfx.ops.movement import squeezed, with_entries
 from tgfx.ops.registry import Call, Recorder, register
 
 
-@register("embedding", "embedding_renorm")
+@register("embedding_renorm")
+def embedding_renorm(call: Call) -> None:
+    """nn.Embedding(max_norm=...): rows are scaled in place by their norm over all columns."""
+    weight = call.args[0]
+    _keep_rows(call.rec, weight, 0, "rows are looked up by the input")
+    for layer in call.rec.ids(weight).on_axis(1):
+        call.rec.freeze(layer, "is part of rows whose norm is limited (max_norm)", limit=True)
+    call.rec.freeze_all(call.args[1], "is an index")
+
+
+@register("embedding")
 def embedding(call: Call) -> None:
     rec, (weight, index) = call.rec, call.args[:2]
     _keep_rows(rec, weight, 0, "rows are looked up by the input")
@@ -56,8 +66,18 @@ def index(call: Call) -> None:
     picked = [a for a, tensor in enumerate(indices) if tensor is not None]
     for layer in rec.ids(x).layers:
         if all(layer.shape[a] == 1 for a in picked):
-            kept.append(squeezed(call.func(layer.expand(x.shape), *call.args[1:])))
+            kept.append(squeezed(call.func(layer.expand(with_entries(x.shape)), [_some(i) for i in indices])))
     rec.give(call.out, [layer for layer in kept if layer.numel() > 1], like=x)
+
+
+def _some(index: torch.Tensor | None) -> torch.Tensor | None:
+    """An index that picks something, of the same kind: what is not picked moves as well where nothing is."""
+    if index is None or (index.numel() and (index.dtype not in (torch.bool, torch.uint8) or bool(index.any()))):
+        return index
+    some = index.new_zeros(with_entries(index.shape))
+    if index.dtype in (torch.bool, torch.uint8):
+        some.view(-1)[0] = 1
+    return some
 
 
 @register("gather", "take_along_dim")

@@ -19,6 +19,11 @@ def gate_times(tensor: Tensor, gate: Tensor) -> Tensor:
     return tensor * gate.to(tensor.dtype)
 
 
+def spread(gate: Tensor, like: Tensor) -> Tensor:
+    """As large as a value whose data movement it is to follow."""
+    return gate.expand(like.shape)
+
+
 def _wide(x: Tensor) -> Tensor:
     """In the precision in which torch's own kernels sum up."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -77,7 +82,7 @@ def _var(x: Tensor, gate: Tensor, dim: object, correction: float, keepdim: bool)
     gate = gate.to(wide.dtype)
     centred = wide - _weighted_mean(wide, gate, dims, True)
     squares = (centred.square() * gate).sum(dims, keepdim=True)
-    var = squares / (_count(wide, gate, dims) - correction).clamp_min(0)
+    var = squares / (_count(wide, gate, dims) - float(correction)).clamp_min(0)  # a bool says: unbiased
     return var if keepdim else _dropped(var, dims)
 
 
@@ -141,6 +146,5 @@ def _affine(out: Tensor, weight: Tensor | None, bias: Tensor | None, line: list[
     return out
 
 
-# canonical operator or module name -> masked form exists
-MASKED_FUNCTIONS = {"mean", "var", "std", "layer_norm", "group_norm", "rms_norm", "batch_norm"}
+# layers that have a masked form; of functions see tgfx.ops.masked_call
 MASKED_MODULES = {"LayerNorm", "GroupNorm", "RMSNorm"}

@@ -15,11 +15,10 @@ from tgfx.ops.registry import Call, register
 RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "unflatten", "flatten")
 MOVES = (
     "permute", "transpose", "t", "unsqueeze", "squeeze", "select", "slice", "split", "split_with_sizes", "unbind",
-    "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "diagonal", "narrow", "unfold", "movedim",
+    "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "narrow", "movedim",
     "swapaxes", "repeat_interleave", "tile", "rot90", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "numpy_T", "mT", "permute_copy", "transpose_copy", "native_channel_shuffle",
-    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "t_copy", "view_as_real", "repeat", "tril",
-    "triu",
+    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "t_copy", "view_as_real", "repeat",
 )  # fmt: skip
 # operators whose arguments are sizes: whoever calls one must be able to resize it
 SIZED = {
@@ -34,11 +33,13 @@ def move(call: Call) -> None:
     rec, x = call.rec, call.args[0]
     if call.name in ("select", "select_copy", "unbind"):
         _no_cut_along(call, x)
+    if call.name == "slice":
+        _keep_views(call, x)
     ids = rec.ids(x)
     outs = call.outputs()
     moved: list[list[torch.Tensor]] = [[] for _ in outs]
     for layer in ids.layers:
-        for into, part in zip(moved, _run(call, layer.expand(x.shape)), strict=True):
+        for into, part in zip(moved, _parts(call, x, layer, outs), strict=True):
             part = squeezed(part)
             if part.numel() > 1:
                 into.append(part)
@@ -61,11 +62,51 @@ def _no_cut_along(call: Call, x: torch.Tensor) -> None:
             rec.unite(layer, layer.narrow(dim, 0, 1))
 
 
-def _run(call: Call, layer: torch.Tensor) -> list[torch.Tensor]:
+def _keep_views(call: Call, x: torch.Tensor) -> None:
+    """What is left of every other channel is no slice but a look-up, and that copies: a change would not be seen."""
+    strided = [layer for layer in call.rec.ids(x).on_axis(call.arg(1, "dim", 0)) if call.arg(4, "step", 1) > 1]
+    if strided and call.rec.is_written_later():
+        for layer in strided:
+            call.rec.freeze(layer, "is sliced in steps, and the slice is changed in place", limit=True)
+
+
+def _parts(call: Call, x: torch.Tensor, layer: torch.Tensor, outs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What each result has of a layer; identities that an empty result does not show are carried all the same."""
+    if x.numel() == 0:
+        return _moved_empty(call, x, layer, outs)
+    parts = _run(call, layer.expand(x.shape), outs[0].shape)
+    return [part if out.numel() else _of_empty(call, x, layer, out) for part, out in zip(parts, outs, strict=True)]
+
+
+def _of_empty(call: Call, x: torch.Tensor, layer: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A slice without entries, `y[..., 8:]` of 8 channels: the other axes still have theirs."""
+    changed = [a for a in range(x.ndim) if x.shape[a] != out.shape[a]] if x.ndim == out.ndim else []
+    if len(changed) != 1:
+        call.rec.freeze(layer, f"goes into an empty result of {call.name}", limit=True)
+    return layer if len(changed) == 1 and layer.shape[changed[0]] == 1 else layer.new_empty(0)
+
+
+def _moved_empty(call: Call, x: torch.Tensor, layer: torch.Tensor, outs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """An empty tensor (an expert's, that got no token) moves as it would with one entry where it has none."""
+    try:
+        parts = _run(call, layer.expand(with_entries(x.shape)), with_entries(outs[0].shape))
+    except RuntimeError:
+        parts = []
+    if [part.shape for part in parts] == [with_entries(out.shape) for out in outs]:
+        return parts
+    call.rec.freeze(layer, f"is moved by {call.name} while it is empty", limit=True)
+    return [layer.new_empty(0) for _ in outs]
+
+
+def with_entries(shape: torch.Size) -> torch.Size:
+    """The shape with one entry along each empty axis."""
+    return torch.Size(max(size, 1) for size in shape)
+
+
+def _run(call: Call, layer: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:
+    """`shape`: of the (first) result."""
     if call.name in RESHAPES:
-        return [layer.reshape(call.outputs()[0].shape)]
-    if call.name in ("tril", "triu"):
-        return [layer]
+        return [layer.reshape(shape)]
     result = call.func(layer, *call.args[1:], **call.kwargs)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -73,7 +114,7 @@ def _run(call: Call, layer: torch.Tensor) -> list[torch.Tensor]:
 def squeezed(layer: torch.Tensor) -> torch.Tensor:
     """Shrink a layer to size 1 on every axis along which it is constant."""
     for axis in range(layer.ndim):
-        if layer.shape[axis] == 1:
+        if layer.shape[axis] < 2:
             continue
         head = layer.narrow(axis, 0, 1)
         if layer.stride(axis) == 0 or bool((layer == head).all()):

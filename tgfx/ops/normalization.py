@@ -26,7 +26,7 @@ def batch_norm(call: Call) -> None:
         if layer.shape[1] > 1:
             continue
         if _without_memory(call) and sum(size > 1 for size in layer.shape) == 1:
-            rec.read("masked", layer, [x])
+            rec.read("masked", layer, [(x, layer)])
             across.append(layer)
         else:
             rec.freeze(layer, "is normalised over the batch and its positions")
@@ -74,7 +74,7 @@ def layer_norm(call: Call) -> None:
         line = [1] * x.ndim
         line[axis] = -1
         inner.append(ids.reshape(line))
-        rec.read("masked", ids, [x])
+        rec.read("masked", ids, [(x, inner[-1])])
     rec.give(call.out[0], outer + inner)
     for extra in call.outputs()[1:]:
         rec.give(extra, [layer for layer in outer if layer.ndim == extra.ndim])
@@ -92,6 +92,7 @@ def group_norm(call: Call) -> None:
         if param is not None and channels > 1:
             rec.unite(rec.vector(param, 0), ids)
     per_group = channels // groups
+    line = ids.reshape([-1 if axis == 1 else 1 for axis in range(x.ndim)])
     if channels > 1 and per_group > 1:
         grid = ids.reshape(groups, per_group)
         if groups > per_group:
@@ -100,11 +101,9 @@ def group_norm(call: Call) -> None:
         else:
             rec.grouping("across")
             rec.unite(grid, grid[:1])
-            rec.read("masked", ids, [x])
+            rec.read("masked", ids, [(x, line)])
     elif channels > 1:
         rec.grouping("within")
-    shape = [1] * x.ndim
-    shape[1] = -1
-    rec.give(call.out[0], [ids.reshape(shape)] if channels > 1 else [])
+    rec.give(call.out[0], [line] if channels > 1 else [])
     for extra in call.outputs()[1:]:
         rec.give(extra, [])

@@ -40,7 +40,7 @@ def pointwise(call: Call) -> None:
     else:
         layers = _merged(call, inputs, outs[0].shape)
     like = None
-    scalar_scale = call.name in SCALES and (len(call.tensors()) == 1 or call.tensors()[1].ndim == 0)
+    scalar_scale = call.name in SCALES and all(t.ndim == 0 for t in call.tensors()[1:])
     if inputs and (call.name in KEEPS_ZERO or scalar_scale):
         like = inputs[0]
     for out in outs:

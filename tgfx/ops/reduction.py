@@ -18,7 +18,7 @@ OTHERS = (
 )  # fmt: skip
 ALONG = (
     "_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "cumsum", "cumprod", "cummax", "cummin",
-    "sort", "topk", "argsort", "logcumsumexp", "glu", "renorm",
+    "sort", "topk", "argsort", "logcumsumexp", "glu",
 )  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def reduce(call: Call) -> None:
         if crossing:  # varies on reduced and on kept axes: united along the reduced ones
             kept.append(rec.line(layer, max(crossing, key=lambda d: rec.distinct(layer, d))))
         elif call.name in MEANS:
-            rec.read("masked", layer, [x])
+            rec.read("masked", layer, [(x, layer)])
         elif call.name in SUMS and order in (None, 1, 2, 1.0, 2.0):
-            rec.read("zero", layer, [x])
+            rec.read("zero", layer, [(x, layer)])
         else:
             rec.freeze(layer, f"is reduced by {call.name}", limit=True)
     for out in call.outputs():
@@ -76,7 +76,7 @@ def along(call: Call) -> None:
     if call.name == "glu":
         _glu(call)
         return
-    index = {"topk": 2, "renorm": 2}.get(call.name, 1)
+    index = 2 if call.name == "topk" else 1
     dim = call.arg(index, "dim", -1)
     dim = -1 if not isinstance(dim, int) or isinstance(dim, bool) else dim
     kept = []
@@ -102,6 +102,19 @@ def _glu(call: Call) -> None:
         if layer.shape[dim] > 1:
             first, second = layer.narrow(dim, 0, half), layer.narrow(dim, half, half)
             rec.unite(first, second)
+            if first.numel() == 1:  # such a tensor would be gone as a whole
+                rec.freeze(first, "is used on its own")
             layer = first
         layers.append(layer)
     rec.give(call.out, [layer for layer in layers if layer.numel() > 1])
+
+
+@register("renorm")
+def renorm(call: Call) -> None:
+    """Every slice along `dim` is scaled by its own norm, over all other axes."""
+    rec, x = call.rec, call.args[0]
+    dim = call.arg(2, "dim") % x.ndim
+    for layer in rec.ids(x).layers:
+        if any(layer.shape[axis] > 1 for axis in range(x.ndim) if axis != dim):
+            rec.freeze(layer, "is part of slices whose norm is limited (renorm)", limit=True)
+    rec.give(call.out, rec.ids(x).layers)

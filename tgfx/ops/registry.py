@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from tgfx.ir.facts import TensorIds
@@ -31,7 +30,7 @@ class Recorder(Protocol):
     def line(self, layer: torch.Tensor, keep: int) -> torch.Tensor: ...
     def distinct(self, layer: torch.Tensor, axis: int) -> int: ...
     def same(self, a: torch.Tensor, b: torch.Tensor) -> bool: ...
-    def read(self, kind: str, layer: torch.Tensor, operands: list[torch.Tensor]) -> None: ...
+    def read(self, kind: str, layer: torch.Tensor, operands: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None: ...
     def work(self, factor: int, axes: list[tuple[torch.Tensor, int] | torch.Tensor], counted: bool) -> None: ...
     def layer(
         self,
@@ -46,6 +45,7 @@ class Recorder(Protocol):
     def is_broadcast(self, layer: torch.Tensor) -> bool: ...
     def heads(self, layers: list[torch.Tensor]) -> None: ...
     def sized(self, tensors: list[torch.Tensor]) -> None: ...
+    def is_written_later(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,3 @@ def register(*names: str) -> Callable[[Rule], Rule]:
 
 def rule_for(name: str) -> Rule | None:
     return _RULES.get(name)
-
-
-def as_ids(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))

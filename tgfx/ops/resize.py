@@ -1,7 +1,8 @@
 """Rewriting the constants of a node for its smaller operands.
 
 Meaning is kept by two rules:
-- a *size that is read* from a cut axis stays the original size (`C // heads`, `C ** -0.5` mean what they meant);
+- a *size that is read* from a cut axis stays the original size (`C // heads`, `C ** -0.5` mean what they meant), at
+  any batch where samples and channels share the axis;
 - a *size that is given* to an operator is scaled by survivors / before.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
 
+from tgfx.ops.cutting import Cut, Rule, is_single_tensor, size_after
 from tgfx.ops.naming import op_name
+from tgfx.ops.sizes_read import read_numel, read_size
 
 # Spelled without sizes: the same call is right for smaller operands.
 AGNOSTIC = {
@@ -23,7 +25,7 @@ AGNOSTIC = {
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm",
     "normalize", "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose",
     "permute", "t", "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat",
-    "flip", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "unfold", "prelu",
+    "flip", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "unfold", "prelu",
     "glu", "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "unbind",
     "atleast_2d", "broadcast_tensors", "mT", "T", "H", "select", "where", "index", "alpha_dropout", "feature_dropout",
@@ -44,21 +46,6 @@ _SPLIT = {
 _MODULES_WITH_SIZES = {"Fold"}
 
 
-class Cut(Protocol):
-    """What is known about the cut while a node is rewritten."""
-
-    graph: fx.Graph
-
-    def before(self, node: fx.Node, index: int = 0) -> tuple[int, ...]: ...
-    def kept(self, node: fx.Node, axis: int, index: int = 0) -> list[int] | None: ...
-    def seen(self, node: fx.Node) -> tuple[tuple, dict]: ...
-    def groups(self, node: fx.Node, before: int) -> int: ...
-    def constant(self, indices: list[int]) -> fx.Node: ...
-
-
-Rule = Callable[[Cut, fx.Node, fx.Node], Any]
-
-
 def can_resize(node: fx.Node, root: nn.Module) -> bool:
     """Whether a node that works with sizes can be brought to smaller operands."""
     name = op_name(node, root)
@@ -72,18 +59,11 @@ def resize(cut: Cut, node: fx.Node, copy: fx.Node, root: nn.Module) -> Any:
     """Bring `copy` (of `node`) to the cut. Returns what takes its place: a node, or a plain value."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
+        if isinstance(module, nn.ChannelShuffle):
+            return _shuffle_module(cut, node, copy, module)
         return _unflatten_module(cut, node, copy, module) if isinstance(module, nn.Unflatten) else copy
     rule = RULES.get(op_name(node)) if node.op in ("call_function", "call_method") else None
     return rule(cut, node, copy) if rule else copy
-
-
-def _after(cut: Cut, node: fx.Node, axis: int, index: int = 0) -> int:
-    kept = cut.kept(node, axis, index)
-    return cut.before(node, index)[axis] if kept is None else len(kept)
-
-
-def _is_tensor(cut: Cut, node: Any) -> bool:
-    return isinstance(node, fx.Node) and bool(cut.before(node) is not None)
 
 
 def _scaled(cut: Cut, size: Any, before: int, after: int) -> Any:
@@ -114,7 +94,9 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         offset = len(cut.before(node)) - len(sizes)
     shape = cut.before(node)
     with cut.graph.inserting_before(copy):
-        sizes = [_scaled(cut, size, shape[offset + i], _after(cut, node, offset + i)) for i, size in enumerate(sizes)]
+        sizes = [
+            _scaled(cut, size, shape[offset + i], size_after(cut, node, offset + i)) for i, size in enumerate(sizes)
+        ]
     if name == "unflatten":
         copy.args = (x, dim, sizes)
         copy.kwargs = {}
@@ -134,7 +116,7 @@ def _unflatten_module(cut: Cut, node: fx.Node, copy: fx.Node, module: nn.Unflatt
     axes = range(first, first + len(module.unflattened_size))
     if all(cut.kept(node, axis) is None for axis in axes):
         return copy
-    sizes = [_after(cut, node, axis) for axis in axes]
+    sizes = [size_after(cut, node, axis) for axis in axes]
     with cut.graph.inserting_before(copy):
         return cut.graph.call_function(torch.unflatten, (copy.args[0], first, sizes))
 
@@ -161,7 +143,7 @@ def _split(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     sizes = []
     while True:
         try:
-            sizes.append(_after(cut, node, dim, parts))
+            sizes.append(size_after(cut, node, dim, parts))
         except IndexError:
             break
         parts += 1
@@ -171,7 +153,7 @@ def _split(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
 
 def _getitem(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     x = node.args[0]
-    if not _is_single_tensor(cut, x):
+    if not is_single_tensor(cut, x):
         return copy
     (_, index), _ = cut.seen(node)
     items = list(index) if isinstance(index, tuple) else [index]
@@ -209,16 +191,6 @@ def _width(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, torch.Tensor) and item.dtype == torch.bool else 1
-
-
-def _is_single_tensor(cut: Cut, node: Any) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
-    try:
-        cut.before(node)
-    except (IndexError, KeyError):
-        return False
-    return cut.is_tensor(node)  # type: ignore[attr-defined]
 
 
 def _pick(cut: Cut, copy: fx.Node, later: list[tuple[int, list[int]]]) -> fx.Node:
@@ -263,7 +235,8 @@ def _slice(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     start = args[2] if len(args) > 2 else kwargs.get("start")
     if narrow:
         length = args[3] if len(args) > 3 else kwargs["length"]
-        window = slice(start, start + length)
+        first = start + size if start < 0 else start
+        window = slice(first, first + length)
     else:
         stop = args[3] if len(args) > 3 else kwargs.get("end")
         window = slice(start, stop, (args[4] if len(args) > 4 else kwargs.get("step", 1)) or 1)
@@ -287,8 +260,9 @@ def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         if kept is None:
             continue
         changed = True
-        size = cut.before(x)[axis]  # type: ignore[arg-type]
-        pad[i], pad[i + 1] = sum(k < pad[i] for k in kept), sum(k >= pad[i] + size for k in kept)
+        end = pad[i] + cut.before(x)[axis]  # type: ignore[arg-type]
+        first, last = (sum(k < pad[i] for k in kept), sum(k >= end for k in kept))
+        pad[i], pad[i + 1] = (new if old > 0 else old for new, old in ((first, pad[i]), (last, pad[i + 1])))
     return _with_argument(copy, 1, "pad", pad) if changed else copy
 
 
@@ -302,28 +276,52 @@ def _with_argument(copy: fx.Node, position: int, key: str, value: Any) -> fx.Nod
 
 
 def _normalized_shape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
-    x = node.args[0]
+    x = node.args[0] if node.args else node.kwargs["input"]
     ndim = len(cut.before(x))  # type: ignore[arg-type]
     (args, kwargs) = cut.seen(node)
     shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
     first = ndim - len(shape)
     if all(cut.kept(x, axis) is None for axis in range(first, ndim)):  # type: ignore[arg-type]
         return copy
-    new = [_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
+    new = [size_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
     return _with_argument(copy, 1, "normalized_shape", new)
 
 
 def _group_count(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
-    """group_norm(x, groups) and conv(x, w, b, stride, padding, dilation, groups)."""
+    """group_norm(x, groups) and conv(x, w, b, stride, padding, dilation, groups).
+
+    A number of groups that is computed (from the batch: one for each sample) still is.
+    """
     position = {"group_norm": 1, "convolution": 8}.get(op_name(node), 6)
     if op_name(node).startswith("conv_transpose"):
         position = 6
     key = "num_groups" if op_name(node) == "group_norm" else "groups"
     args, kwargs = cut.seen(node)
     before = args[position] if len(args) > position else kwargs.get(key, 1)
-    if before == 1:
+    after = cut.groups(node, before)
+    if before == after:
         return copy
-    return _with_argument(copy, position, key, cut.groups(node, before))
+    given = copy.args[position] if len(copy.args) > position else copy.kwargs[key]
+    with cut.graph.inserting_before(copy):
+        return _with_argument(copy, position, key, _scaled(cut, given, before, after))
+
+
+def _channel_shuffle(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """With a group for each channel nothing moves; other shuffles are seen as a whole (passes/shuffles.py)."""
+    x = node.args[0]
+    kept, (args, kwargs) = cut.kept(x, 1), cut.seen(node)  # type: ignore[arg-type]
+    groups = args[1] if len(args) > 1 else kwargs["groups"]
+    one_each = groups == cut.before(x)[1]  # type: ignore[arg-type]
+    return copy if kept is None or not one_each else _with_argument(copy, 1, "groups", len(kept))
+
+
+def _shuffle_module(cut: Cut, node: fx.Node, copy: fx.Node, module: nn.ChannelShuffle) -> Any:
+    x = node.args[0]
+    kept = cut.kept(x, 1)  # type: ignore[arg-type]
+    if kept is None or module.groups != cut.before(x)[1]:  # type: ignore[arg-type]
+        return copy
+    with cut.graph.inserting_before(copy):
+        return cut.graph.call_function(torch.channel_shuffle, (copy.args[0], len(kept)))
 
 
 def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
@@ -333,40 +331,6 @@ def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     if kwargs.get("scale") is None:
         copy.kwargs = {**copy.kwargs, "scale": cut.before(q)[-1] ** -0.5}  # type: ignore[arg-type]
     return copy
-
-
-def _size(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
-    """x.size(), x.size(i), x.shape: cut axes keep answering their original size."""
-    if op_name(node) == "getattr" and node.args[1] != "shape":
-        return copy
-    x = node.args[0]
-    if not _is_single_tensor(cut, x):
-        return copy
-    shape = cut.before(x)  # type: ignore[arg-type]
-    if all(cut.kept(x, axis) is None for axis in range(len(shape))):  # type: ignore[arg-type]
-        return copy
-    args, kwargs = cut.seen(node)
-    dim = args[1] if len(args) > 1 and op_name(node) == "size" else kwargs.get("dim")
-    if dim is not None:
-        return shape[dim] if cut.kept(x, dim % len(shape)) is not None else copy  # type: ignore[arg-type]
-    with cut.graph.inserting_after(copy):
-        return tuple(
-            size if cut.kept(x, axis) is not None  # type: ignore[arg-type]
-            else cut.graph.call_function(operator.getitem, (copy, axis))
-            for axis, size in enumerate(shape)
-        )  # fmt: skip
-
-
-def _numel(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
-    x = node.args[0]
-    shape = cut.before(x)  # type: ignore[arg-type]
-    after = [_after(cut, x, axis) for axis in range(len(shape))]  # type: ignore[arg-type]
-    if list(shape) == after:
-        return copy
-    with cut.graph.inserting_after(copy):
-        up = cut.graph.call_function(operator.mul, (copy, math.prod(shape)))
-    with cut.graph.inserting_after(up):
-        return cut.graph.call_function(operator.floordiv, (up, math.prod(after)))
 
 
 RULES: dict[str, Rule] = {
@@ -384,8 +348,10 @@ RULES: dict[str, Rule] = {
     **{f"conv{d}d": _group_count for d in (1, 2, 3)},
     **{f"conv_transpose{d}d": _group_count for d in (1, 2, 3)},
     "convolution": _group_count,
+    "channel_shuffle": _channel_shuffle,
+    "native_channel_shuffle": _channel_shuffle,
     "scaled_dot_product_attention": _attention,
-    "size": _size,
-    "getattr": _size,
-    "numel": _numel,
+    "size": read_size,
+    "getattr": read_size,
+    "numel": read_numel,
 }

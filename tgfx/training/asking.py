@@ -74,7 +74,7 @@ def refuse_rounded_descent(round_to: int | None) -> None:
 
 
 def check_weight(weight: Any) -> Any:
-    """`weight` itself, if equation 8 can be multiplied by it."""
+    """`weight` itself, if equation 7 can be multiplied by it."""
     number = isinstance(weight, Real) and not isinstance(weight, bool)
     if not number and not (isinstance(weight, Tensor) and weight.numel() == 1):
         raise _bad_weight(weight)

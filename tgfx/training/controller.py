@@ -1,14 +1,14 @@
 """The default rule: from the gradients of each step to gates that meet the budget.
 
 It stays the paper's method: deterministic gates, moved by the gradient of task loss + budget. Two things differ from
-plain descent on eq. 8. The gradient of a gate is the slope between its two states (tgfx.training.evidence) instead of
+plain descent on eq. 7. The gradient of a gate is the slope between its two states (tgfx.training.evidence) instead of
 the derivative at one of them, and both terms are divided by what the gate costs. The budget's part is then the same
 number for all gates, the multiplier λ, and the λ that meets the target can be solved for instead of tuned:
 
     w ← rise of the loss when closed / marginal cost − λ,      open where w > 0
 
 Which alternative of a choice is better is no question of one threshold: there the optimizer descends on the task's loss
-and eq. 8, whose gradient is added here, until the gates are to stand still. If the chosen alternatives leave no way to
+and eq. 7, whose gradient is added here, until the gates are to stand still. If the chosen alternatives leave no way to
 meet the target, they change then (tgfx.training.alternatives).
 
 Where the weights are frozen, closed gates may come back, a few at a time (tgfx.training.two_states).
@@ -34,7 +34,7 @@ from tgfx.training.evidence import Evidence
 from tgfx.training.exchange import NEAR, exchange
 from tgfx.training.feasible import check_feasible, check_sign_decides
 from tgfx.training.optimizer_watch import weakly
-from tgfx.training.optimizers import scale_of, trained_gates
+from tgfx.training.optimizers import all_frozen, scale_of, trained_gates
 from tgfx.training.ranks import Ranks, check_sharding
 from tgfx.training.sample_count import SampleCount
 from tgfx.training.schedule import Schedule
@@ -188,7 +188,7 @@ class BudgetController(StepWatcher):
         set_gate_weights_(self.gated, self._before, choices=self.phase == "hold")
 
     def _pull_choices(self, scale: float) -> None:
-        """Add the gradient of eq. 8 to that of the choices, which is still `scale` times too large."""
+        """Add the gradient of eq. 7 to that of the choices, which is still `scale` times too large."""
         weights = [g.weight for g in self.gated.gates.values() if isinstance(g, ChoiceGate) and g.weight.requires_grad]
         if not weights:
             return
@@ -372,8 +372,3 @@ def shaped(gated: GatedModule) -> bool:
 def cells(gated: GatedModule) -> float:
     """M of the gates, the finest where they differ."""
     return max((gate.settings.M for gate in gated.gates.values() if hasattr(gate, "settings")), default=1e5)
-
-
-def all_frozen(gated: GatedModule) -> bool:
-    own = {id(gate.weight) for gate in gated.gates.values()}
-    return not any(p.requires_grad for p in gated.parameters() if id(p) not in own)

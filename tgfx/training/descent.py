@@ -1,4 +1,4 @@
-"""Where the optimizer moves the gates itself, by the gradient of equation 8: the paper's rule, and that of choices."""
+"""Where the optimizer moves the gates itself, by the gradient of equation 7: the paper's rule, and that of choices."""
 
 from __future__ import annotations
 

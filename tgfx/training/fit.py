@@ -106,7 +106,7 @@ def fit(
     `recalibrate=n` it takes those of each batch, and they are measured anew at the end, over n batches.
     budget=None: the weights, gates held.
     rule="default" meets the budget by itself, along `schedule` (see tgfx.Schedule); rule="paper" descends on
-    loss + weight * eq. 8 and ends where that ends.
+    loss + weight * eq. 7 and ends where that ends.
 
     Optimizer. Default: SGD with momentum 0.9 over `tgfx.param_groups(gated, lr, gate_lr=..., weight_decay=...)`; your
     own must hold all that is trained. `scheduler`: "cosine" over all steps, None, a torch scheduler or a function

@@ -7,8 +7,9 @@ from torch.optim import Optimizer
 from tgfx.sharding import whole
 
 
-def trains_nothing(optimizer: Optimizer) -> bool:
-    return _skips(optimizer) or _only_makes_state(optimizer)
+def trains_nothing(optimizer: Optimizer, *, zeroed: bool = False) -> bool:
+    """zeroed: gradients of zeros are those that a controller has left."""
+    return _skips(optimizer) or (not zeroed and _only_makes_state(optimizer))
 
 
 def _skips(optimizer: Optimizer) -> bool:

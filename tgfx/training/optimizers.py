@@ -100,6 +100,12 @@ def trained_gates(gated: GatedModule) -> list[Tensor]:
     return [gate.weight for gate in gated.gates.values() if gate.weight.requires_grad]
 
 
+def all_frozen(gated: GatedModule) -> bool:
+    """Whether nothing but gates asks for a gradient."""
+    own = {id(gate.weight) for gate in gated.gates.values()}
+    return not any(p.requires_grad for p in gated.parameters() if id(p) not in own)
+
+
 def all_gates(gated: GatedModule) -> list[Tensor]:
     return [gate.weight for gate in gated.gates.values()]
 

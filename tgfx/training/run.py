@@ -241,11 +241,14 @@ class Run:
                     f"the checkpoint is of a run with another {name}", expected=str(saved[name]), found=str(own)
                 )
         try:
+            compacted = _compacted(state["gated"], self.gated)
+            if self.controller is not None and not compacted:
+                self.controller.load_state_dict(state["controller"])  # or it is refused, and no weight has changed
             self._load_model(state["gated"])
             optimizer.load_state_dict(state["optimizer"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
-            if self.controller is not None:
+            if self.controller is not None and compacted:  # its own size follows the model's
                 self.controller.load_state_dict(state["controller"])
         except (KeyError, RuntimeError, ValueError) as error:  # a PlanError is a ValueError
             raise TrainingError(
@@ -267,10 +270,14 @@ class Run:
 
     def _load_model(self, state: dict[str, Any]) -> None:
         """A model that was compacted on the way is cut to the same size first, and the optimizer with it."""
-        if is_compacted(state) or is_compacted(self.gated.state_dict()):
+        if _compacted(state, self.gated):
             restore_(self.gated, state, self.stepper.optimizer)
         else:
             self.gated.load_state_dict(state)
+
+
+def _compacted(state: Mapping[str, Any], gated: GatedModule) -> bool:
+    return is_compacted(state) or is_compacted(gated.state_dict())
 
 
 def _number(name: str, value: Any) -> float:

@@ -16,10 +16,15 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Tensor], where: str =
         saved = state.get(name)
         if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
             found = f"{tuple(saved.shape)}" if isinstance(saved, Tensor) else "nothing of this name"
-            raise TrainingError(
-                "the controller's saved state is of another model, or of a run that trained something else",
-                expected=f"{name} of shape {tuple(tensor.shape)}",
-                found=found,
-                where=where or None,
-                fix="load it for the model, the granularity and the frozen weights that it was saved with",
-            )
+            raise misfit(f"{name} of shape {tuple(tensor.shape)}", found, where)
+
+
+def misfit(expected: str, found: str, where: str = "") -> TrainingError:
+    return TrainingError(
+        "the controller's saved state is of another model, of a run that trained something else, or of another tgfx",
+        expected=expected,
+        found=found,
+        where=where or None,
+        fix="load it for the model, the granularity and the frozen weights that it was saved with, by the version of "
+        "tgfx that wrote it; or begin anew (resume=False in tgfx.fit)",
+    )

@@ -38,6 +38,7 @@ class StepWatcher(OptimizerWatch):
         self._start: dict[str, float] = dict.fromkeys(self.budget, 1.0)
         self._unmet = False  # a new share that the gates, which stand still, do not follow yet
         self._landed = 0  # step at which they were last brought to the budget
+        self._zeroed = False  # the gradients of this step, by the controller itself
         self._at_first: list[tuple[Tensor, Tensor]] | None = None
         self._warned = False
 
@@ -66,7 +67,7 @@ class StepWatcher(OptimizerWatch):
         if not self.holds_gates(optimizer):
             return None
         by_closure = has_closure(args, kwargs)
-        self._stepping = by_closure or not trains_nothing(optimizer)
+        self._stepping = by_closure or not trains_nothing(optimizer, zeroed=self._zeroed)
         if not self._stepping:
             return None
         self.begin_step()

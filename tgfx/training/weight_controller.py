@@ -3,8 +3,13 @@
     w ← √(rise of the loss when closed / price) − λ,      open where w > 0
 
 every few steps, with the λ that meets the target. It is the rule for channels (tgfx.training.controller), with evidence
-that takes next to no memory (tgfx.training.weight_evidence): there are as many gates as weights, so nothing is kept per
-gate besides its latent weight. The optimizer's own step on the gates does not take place.
+that takes next to no memory (tgfx.training.weight_evidence): there are as many gates as weights, so where weights are
+trained along nothing is kept per gate besides its latent weight. The optimizer's own step on the gates does not take
+place.
+
+Where the weights are frozen, the choice of gates is all that is learned, and one number per gate is kept for that: the
+slopes that it met (tgfx.training.weight_slopes), which are taken off the rise; the root then has the sign of what is
+left. Gates that were closed may come back so.
 """
 
 from __future__ import annotations
@@ -26,12 +31,14 @@ from tgfx.sharding import is_sharded
 from tgfx.training.feasible import check_sign_decides
 from tgfx.training.gradient_mark import GradientMark
 from tgfx.training.optimizer_watch import weakly
-from tgfx.training.optimizers import scale_of, trained_gates
+from tgfx.training.optimizers import all_frozen, scale_of, trained_gates
 from tgfx.training.ranks import check_sharding
 from tgfx.training.schedule import Schedule
 from tgfx.training.watcher import StepWatcher
 from tgfx.training.weight_evidence import WeightEvidence
 from tgfx.training.weight_landing import check_weight_budget, shift_to_
+from tgfx.training.weight_slopes import SlopeEvidence, memory_of, rate_of
+from tgfx.training.weight_worth import worth_at_threshold
 
 if TYPE_CHECKING:
     from tgfx.weight.gated import WeightGatedModule
@@ -59,7 +66,9 @@ class WeightController(StepWatcher):
         steps: int = STEPS,
         schedule: Schedule | None = None,
         floor: float = FLOOR,
+        weights_frozen: bool | None = None,
     ) -> None:
+        """`weights_frozen`: nothing but gates is trained; by default, if no weight asks for a gradient."""
         check_gated(gated, "has gates that a controller could move")
         super().__init__(gated, budget, schedule or Schedule(steps))
         check_sign_decides(gated)
@@ -74,18 +83,19 @@ class WeightController(StepWatcher):
         self._mixed = False
         self._learned = False  # in this step
         self._silent = 0
-        memory = min(max(4.0, 0.05 * self.schedule.steps), 200.0)
-        self.evidence = {
-            name: WeightEvidence(gate.weight.shape, memory=memory, device=gate.weight.device)
-            for name, gate in gated.gates.items()
-        }
+        self.weights_frozen = all_frozen(gated) if weights_frozen is None else weights_frozen
+        self.evidence = {name: self._evidence_for(gate.weight) for name, gate in gated.gates.items()}
         self.watch_steps()
         self._watch_backward()
 
+    def _evidence_for(self, latent: Tensor) -> WeightEvidence:
+        steps = self.schedule.steps
+        if self.weights_frozen and latent.requires_grad:  # a gate that is held has no slopes
+            return SlopeEvidence(latent.shape, memory=memory_of(steps), device=latent.device)
+        return WeightEvidence(latent.shape, memory=min(max(4.0, 0.05 * steps), 200.0), device=latent.device)
+
     def _watch_backward(self) -> None:
         self._names = {id(gate.weight): name for name, gate in self.gated.gates.items()}
-        own = set(self._names)
-        self._joint = any(p.requires_grad for p in self.gated.parameters() if id(p) not in own)
         self._backward = -1  # number of the last that was seen
         seen, latents = weakly(self, "_after_backward"), trained_gates(self.gated)
         self._hooks += [latent.register_post_accumulate_grad_hook(seen) for latent in latents]
@@ -121,7 +131,7 @@ class WeightController(StepWatcher):
 
     @property
     def _frees(self) -> bool:
-        return self._joint and not (distributed.is_available() and distributed.is_initialized())
+        return not self.weights_frozen and not (distributed.is_available() and distributed.is_initialized())
 
     def _before_accumulation(self, gradient: Tensor) -> None:
         """The gates that bear the mark get a gradient of their own, which must not be added to it."""
@@ -137,6 +147,7 @@ class WeightController(StepWatcher):
                 self._mark.put()
         elif self._mixed and latent.grad is not None:
             latent.grad.zero_()  # it tells nothing, and if it is of a step that has begun, that step would use it
+            self._zeroed = True
 
     def _enter_backward(self) -> None:
         """What earlier ones have left counts, unless it was thrown away."""
@@ -174,7 +185,7 @@ class WeightController(StepWatcher):
             self._take(name)
         if self._learning:
             self._learn(factor / scale_of(optimizer))
-        self._mixed, self._learned = False, True
+        self._mixed, self._zeroed, self._learned = False, False, True
 
     def before_closure(self) -> None:
         """No gate has a gradient when the optimizer moves, so all are where they were."""
@@ -204,15 +215,20 @@ class WeightController(StepWatcher):
 
     @torch.no_grad()
     def _choose(self, targets: Mapping[str, float]) -> None:
-        """New latent weights: score minus λ, in units of λ, so that a gate far from being open stands at -1."""
+        """New latent weights: score minus λ, in units of λ, so that a gate that is worth nothing stands at -1."""
         gated = self.gated
         gates = {name: gate for name, gate in gated.gates.items() if gate.weight.requires_grad}
         if not gates:
             return
         prices = {kind: _prices(gated, kind) for kind in targets}
+        scales = {
+            name: 1 / (reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)).clamp(min=1e-12)
+            for name in gates
+        }
+        if self.weights_frozen:
+            self._set_rates(scales, targets)
         for name, gate in gates.items():
-            price = reduce(torch.add, [one[name] for one in prices.values()]) / len(prices)
-            self.evidence[name].write_(gate.weight, gated.get_parameter(name), 1 / price.clamp(min=1e-12))
+            self.evidence[name].write_(gate.weight, gated.get_parameter(name), scales[name])
         most = max(float(gate.weight.max()) for gate in gates.values())
         for gate in gates.values():
             gate.weight.div_(most if most > 0 else 1.0)
@@ -220,6 +236,13 @@ class WeightController(StepWatcher):
         if multiplier > 0:
             for gate in gates.values():
                 gate.weight.div_(multiplier)
+
+    def _set_rates(self, scales: Mapping[str, Tensor], targets: Mapping[str, float]) -> None:
+        """How far slopes move a gate, from what is at stake at the threshold."""
+        rate = rate_of(worth_at_threshold(self.gated, self.evidence, scales, targets), self.schedule.steps)
+        for own in self.evidence.values():
+            if isinstance(own, SlopeEvidence):
+                own.rate = rate
 
 
 def _refuse_shards(gated: WeightGatedModule) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tgfx.gates import GateSettings
 from tgfx.ops.weight_gate import row_blocks
-from tgfx.training.saved_state import check_fits
+from tgfx.training.saved_state import check_fits, misfit
 
 LEAST = 1e-6  # of a layer's mean F: for rows and columns without any gradient, where the sizes of weights then decide
 NOTHING = 1e-24  # F where a whole layer has none
@@ -91,26 +91,42 @@ class WeightEvidence:
         return bool(total > 0)
 
     def write_(self, latent: Tensor, weight: Tensor, scale: Tensor) -> None:
-        """latent ← |w| · √(F · scale), the square root of what closing costs."""
-        mean, least = self.mean.clamp(min=1e-300), max(LEAST * float(self.mean), NOTHING)
+        """latent ← √(worth · scale), with the sign of the worth."""
         for rows in row_blocks(weight.shape):
-            square = torch.outer(self.row[rows], self.column / mean).clamp_(min=least)
-            square = square.reshape(*square.shape, *(1 for _ in range(weight.ndim - 2)))
-            own = scale[rows] if scale.shape[0] > 1 else scale
-            latent[rows] = weight[rows].abs() * (square * own).sqrt()
+            score = self.worth(weight, rows) * (scale[rows] if scale.shape[0] > 1 else scale)
+            latent[rows] = score.abs().sqrt_().copysign_(score)
+
+    def worth(self, weight: Tensor, rows: slice) -> Tensor:
+        """w²·F for these rows: what closing them costs, but for a factor."""
+        square = torch.outer(self.row[rows], self.column / self.mean.clamp(min=1e-300)).clamp_(min=self._least)
+        return square.reshape(*square.shape, *(1 for _ in range(weight.ndim - 2))) * weight[rows].double().square()
+
+    def curvature_at(self, weight: Tensor, places: tuple[Tensor, ...]) -> Tensor:
+        """w²·F of single weights, by their indices along each axis."""
+        square = self.row[places[0]] * self.column[places[1]] / self.mean.clamp(min=1e-300)
+        return square.clamp_(min=self._least) * weight[places].double().square()
+
+    @property
+    def _least(self) -> float:
+        return max(LEAST * float(self.mean), NOTHING)
 
     def state_dict(self) -> dict[str, object]:
-        parts = {"row": self.row.clone(), "column": self.column.clone(), "mean": self.mean.clone()}
-        return {"seen": self.seen, **parts}
+        return {"seen": self.seen, **{name: tensor.clone() for name, tensor in self.tensors().items()}}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"row": self.row, "column": self.column, "mean": self.mean}
 
     def check(self, state: dict, name: str) -> None:
         """Raise TrainingError unless this is a state for a weight of the same shape."""
-        check_fits(state, {"row": self.row, "column": self.column, "mean": self.mean}, f"evidence of {name}")
+        check_fits(state, self.tensors(), f"evidence of {name}")
+        other = set(state) - set(self.tensors()) - {"seen"}
+        if other:
+            raise misfit(f"no {', '.join(sorted(other))}", "saved ones", f"evidence of {name}")
 
     def load_state_dict(self, state: dict) -> None:
         self.seen = state["seen"]
-        for name in ("row", "column", "mean"):
-            getattr(self, name).copy_(state[name])
+        for name, own in self.tensors().items():
+            own.copy_(state[name])
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tgfx.capture.parametrized import parametrizations_at_rest
 from tgfx.errors import InputError
-from tgfx.rng import untouched_rng
+from tgfx.ir.rng import untouched_rng
 from tgfx.verify import as_model_takes, eval_mode
 from tgfx.view.shapes import Shape, run_shapes
 from tgfx.view.subject import Subject

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tgfx.ir.rng import untouched_rng
 from tgfx.ir.source import tensors_in
 from tgfx.passes.survivors import Survivors
-from tgfx.rng import untouched_rng
 from tgfx.verify import eval_mode
 from tgfx.view.subject import Subject
 

@@ -14,13 +14,13 @@ from tgfx.capture import capture, copy_model, example_inputs_for, prepare
 from tgfx.errors import AlreadyGatedError, InputError, NothingToGateError
 from tgfx.gated import GatedModule
 from tgfx.ir.facts import ChannelMap
+from tgfx.ir.rng import untouched_rng
 from tgfx.ir.source import Source
 from tgfx.passes.cost import CostModel, build_cost
 from tgfx.passes.couple import Coupling, Group, couple
 from tgfx.passes.dead_branches import dead_branches, parameters_of
 from tgfx.passes.survivors import Survivors
 from tgfx.passes.weight_cost import WeightCost
-from tgfx.rng import untouched_rng
 from tgfx.transforming import analysed, transform
 from tgfx.weight.gated import WeightGatedModule
 

@@ -10,12 +10,10 @@ from torch import Tensor, fx, nn
 
 from tgfx.errors import GranularityError, VerificationError
 from tgfx.gates import Elementwise
-from tgfx.ir.compare import close
-from tgfx.ir.source import tensors_in
+from tgfx.ir.rng import untouched_rng
 from tgfx.ops.weight_gate import row_blocks
 from tgfx.passes.insert_gates import BANK
-from tgfx.rng import untouched_rng
-from tgfx.verify import as_model_takes, eval_mode
+from tgfx.verify import as_model_takes, compared, eval_mode
 from tgfx.weight.gated import WeightGatedModule
 
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -80,16 +78,12 @@ def _without_closed(weight: Tensor, latent: Tensor, binary: Elementwise) -> Tens
 def _verify(gated: WeightGatedModule, sparse: fx.GraphModule) -> None:
     """Run both on the example; a model with another output is never handed out."""
     source = gated.facts.source
-    outputs = []
-    for model in (gated, sparse):
-        with eval_mode(model):
-            args, kwargs = as_model_takes(copy.deepcopy((source.args, source.kwargs)), gated)
-            outputs.append(tensors_in(model(*args, **kwargs)))
-    expected, found = outputs
-    if len(expected) != len(found) or not all(map(close, expected, found)):
+    with eval_mode(gated), eval_mode(sparse):
+        result = compared(gated, sparse, *as_model_takes((source.args, source.kwargs), gated))
+    if not result.same:
         raise VerificationError(
             "the sparse model does not compute what the gated one does; it is not handed out",
             expected="equal outputs on the example",
             found="different ones",
-            fix="please report this model: a rule of tgfx is wrong",
-        )
+            fix=result.fix,
+        ) from result.cause

@@ -13,14 +13,15 @@ from tgfx.choice import Choice
 from tgfx.errors import GranularityError, NothingToGateError, StrictError
 from tgfx.gates import GateSpec
 from tgfx.instruments import observed
+from tgfx.ir.draws import same_draws
 from tgfx.ir.refusal import Refusal
+from tgfx.ir.rng import untouched_rng
 from tgfx.ir.source import Source
 from tgfx.mirror import mirror
 from tgfx.passes.insert_gates import BANK
 from tgfx.passes.weight_cost import build_weight_cost
 from tgfx.passes.weight_gates import insert_weight_gates
 from tgfx.passes.weight_uses import WeightUses, find_weights, first_names
-from tgfx.rng import untouched_rng
 from tgfx.transforming import check_capture
 from tgfx.weight.gate import WeightBank, WeightGate
 from tgfx.weight.gated import WeightFacts, WeightGatedModule
@@ -39,7 +40,8 @@ def transform_weights(
         reference = prepare(mine, args, kwargs, rehearse=False)
         source = capture(reference)
         observed("capture", source, source)
-        uses = observed("weight_uses", find_weights(source), source)
+        with same_draws():
+            uses = observed("weight_uses", find_weights(source), source)
         check_capture(source, reference)
         kept = _kept(source, uses, ignored)
         if strict:
