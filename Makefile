@@ -45,10 +45,11 @@ bench: $(VENV)/.stamp-zoo browser ## measure transform time, training overhead a
 	$(BIN)/python -m examples.benchmarks.run
 
 # The paper's experiments, each for less than a minute on data that it makes itself.
-EXPERIMENTS := sine resnet56 gradient_shapes vgg16 style_transfer flownet translation
+EXPERIMENTS := sine.run resnet56.run resnet56.curve resnet56.peer gradient_shapes.run vgg16.run style_transfer.run \
+	flownet.run translation.run
 repro-quick: $(VENV)/.stamp-zoo ## run the paper's experiments in their quick modes
 	@for name in $(EXPERIMENTS); do \
-		echo "== $$name"; OMP_NUM_THREADS=1 $(BIN)/python -m examples.$$name.run --quick || exit 1; \
+		echo "== $$name"; OMP_NUM_THREADS=1 $(BIN)/python -m examples.$$name --quick || exit 1; \
 	done
 
 lint: $(VENV)/.stamp-test ## ruff check, ruff format --check, mypy

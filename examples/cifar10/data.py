@@ -7,12 +7,15 @@ import pickle
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from examples.stage import digest
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PAD = 4
@@ -30,6 +33,10 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.pixels, self.labels)
 
 
 class Batches:

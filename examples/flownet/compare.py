@@ -6,7 +6,6 @@ python -m examples.flownet.compare OUT
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from examples.stage import read_json, write_json
 
 TURNS = 40
 WARM_UP = 3
@@ -24,12 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("out", type=Path, help="the folder that examples.flownet.run was given as --out")
     parser.add_argument("--turns", type=int, default=TURNS)
     options = parser.parse_args(arguments)
+    if not options.out.is_dir():
+        raise SystemExit(f"{options.out} is no folder")
     folders = [folder for folder in sorted(options.out.iterdir()) if (folder / "result.json").is_file()]
     names = [folder.name for folder in folders if folder.name != "base"]
     if "whole" not in names:
         raise SystemExit(f"{options.out} holds no finished stage `further` without a budget to compare with")
     names = ["whole", *sorted((name for name in names if name != "whole"), reverse=True)]
-    results = {name: json.loads((options.out / name / "result.json").read_text()) for name in names}
+    results = {name: read_json(options.out / name / "result.json") for name in names}
     times = milliseconds([options.out / name / "model.onnx" for name in names], options.turns)
     report = {
         name: {
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         }
         for name, own in zip(names, times, strict=True)
     }
-    (options.out / "compare.json").write_text(json.dumps(report, indent=1))
+    write_json(options.out / "compare.json", report)
     print("\n".join(rows(report)))
     return report
 

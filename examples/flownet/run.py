@@ -10,10 +10,9 @@ python -m examples.flownet.run --quick                                       all
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
-import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tgfx
-from examples.finished import check_finished
 from examples.flownet.error import end_point_errors, multiscale_error, still_error
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs
 from examples.flownet.photos import made_photos, read_photos
+from examples.stage import Stage, digest, without_traceback
 
 TRAIN_SEED, HELD_OUT_SEED = 1, 2
 QUICK_SPEED = 0.1  # motions of about a pixel, which is what a small net learns first
@@ -41,6 +40,13 @@ class Data:
     chairs: Pairs
     held_out: Pairs
 
+    @property
+    def digest(self) -> list[str]:
+        """Of the number of pairs, and of the first ones: each pair is drawn by its own number."""
+        return [
+            f"{len(pairs)} of {digest(*pairs.batch(slice(0, 2)))}" for pairs in (self.train, self.chairs, self.held_out)
+        ]
+
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = _parser().parse_args(arguments)
@@ -49,50 +55,53 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         return _quick(options)
     if options.data is None or options.stage is None:
         raise SystemExit("a stage (base or further) and --data are needed: see examples/flownet/README.md, or --quick")
-    found = options.out / _name(options) / "result.json"
-    if found.exists():  # a stage that is done is not done again
-        return json.loads(found.read_text())
-    return run_stage(options, _load(options))
+    if options.stage == "base" and _budget(options) is not None:
+        raise SystemExit("budgets are for the stage `further`: the base is trained whole")
+    _base_of(options)  # before pairs are made
+    with without_traceback():
+        own = _load(options)
+    return run_stage(options, own)
 
 
 def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     """Train the net for a number of steps, cut it if there is a budget, measure and store it."""
-    began = time.time()
-    folder = options.out / _name(options)
-    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     model = FlowNetSimple(options.width)
-    if options.stage == "further":
-        model.load_state_dict(load_file(options.out / "base" / "weights.safetensors"))
+    base = _base_of(options)
+    if base is not None:
+        model.load_state_dict(load_file(base))
+    stage = Stage(options.out / _name(options), {**_asked(options), "begins": digest(model), "pairs": data.digest})
+    folder = stage.folder
+    done = stage.begin()
+    if done is not None:
+        if not options.quiet:
+            print(f"{stage.result} is there already", flush=True)
+        return done
     before = _means(_errors(model, data))
     gated, result = _trained(options, model, data, folder)
+    stage.trained(result)
     budget = _budget(options)
-    compact = (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
+    compact = _cut(gated, budget)
     errors = _errors(compact, data)
-    report = {
-        "stage": options.stage,
-        "budget": budget,
+    figures = {
         **_stored(gated.eval(), compact, data, folder),
         "still": {"chairs": still_error(data.chairs), "held_out": still_error(data.held_out)},
         "before": before,
         "epe": _means(errors),
         "epe_of_pairs": errors,
         "loss": [row["loss"] for row in result.history.rows][:: max(1, len(result.history.rows) // 20)],
-        "width": options.width,
-        "steps": result.steps,
-        "batch": options.batch,
-        "crop": list(options.crop),
-        "lr": options.lr,
-        "bf16": options.bf16,
-        "seed": options.seed,
         "train_pairs": len(data.train),
         "seconds": round(result.seconds),
-        "wall": round(time.time() - began),
     }
-    (folder / "result.json").write_text(json.dumps(report, indent=1))
+    report = stage.write(figures)
     if not options.quiet:
         print({key: value for key, value in report.items() if key not in ("retained", "loss", "epe_of_pairs")})
     return report
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    same = ("stage", "width", "steps", "batch", "crop", "lr", "clip", "bf16", "seed")
+    return {**{name: getattr(options, name) for name in same}, "budget": _budget(options)}
 
 
 def _trained(
@@ -119,8 +128,14 @@ def _trained(
         progress=not options.quiet,
         seed=options.seed + (options.stage == "further"),  # further steps see other crops than the base did
     )
-    check_finished(result)
     return gated, result
+
+
+def _cut(gated: tgfx.GatedModule, budget: dict[str, float] | None) -> torch.nn.Module:
+    with warnings.catch_warnings():
+        # the coarse flows of train mode go, as they should: what is cut is only asked from now on
+        warnings.filterwarnings("ignore", message="FlowNetSimple takes another path in train mode")
+        return (tgfx.shrink(gated) if budget is None else tgfx.finish(gated, budget).model).eval()
 
 
 def _stored(gated: tgfx.GatedModule, compact: torch.nn.Module, data: Data, folder: Path) -> dict[str, Any]:
@@ -155,6 +170,16 @@ def _means(errors: dict[str, list[float]]) -> dict[str, float]:
 def _budget(options: argparse.Namespace) -> dict[str, float] | None:
     shares = {kind: getattr(options, kind) for kind in ("channels", "latency") if getattr(options, kind) is not None}
     return shares or None
+
+
+def _base_of(options: argparse.Namespace) -> Path | None:
+    """The weights that this stage goes on from."""
+    if options.stage == "base":
+        return None
+    file = Path(options.out / "base" / "weights.safetensors")
+    if not file.is_file():
+        raise SystemExit(f"{file} is missing: run the stage `base` with the same --out first")
+    return file
 
 
 def _latency_table(gated: tgfx.GatedModule, path: Path) -> tgfx.latency.LatencyTable:

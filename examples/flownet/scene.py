@@ -103,19 +103,6 @@ class Scene:
         return int(left), int(top), int(right), int(bottom)
 
 
-def unoccluded(flow: Tensor, seen: Tensor, seen_later: Tensor) -> Tensor:
-    """Pixels of the first frame whose point is in the second frame too: all four neighbours show the same layer."""
-    height, width = seen.shape
-    x = torch.arange(float(width)) + flow[0]
-    y = torch.arange(float(height)).unsqueeze(1) + flow[1]
-    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
-    for column in (x.floor(), x.ceil()):
-        for row in (y.floor(), y.ceil()):
-            found = seen_later[row.clamp(0, height - 1).long(), column.clamp(0, width - 1).long()]
-            inside &= found == seen
-    return inside
-
-
 def _moved(matrix: Matrix, box: Box) -> tuple[Tensor, Tensor]:
     """x and y of a box's pixels after an affine map."""
     left, top, right, bottom = box

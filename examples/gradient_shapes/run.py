@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +23,10 @@ from torch.nn import functional as F
 import tgfx
 from examples.benchmarks.resnet56 import ResNet
 from examples.cifar10 import data
-from examples.finished import check_finished
 from examples.gradient_shapes.figure import draw
-from examples.resnet56.run import accuracy, whole_model
+from examples.resnet56.given import given
+from examples.resnet56.run import accuracy
+from examples.stage import Stage, digest
 
 SHAPES = ("constant", "sigmoid", "tanh")
 POINTS = 6  # at which accuracy is measured on the way
@@ -56,12 +57,18 @@ class Task:
     lr: float
     bf16: bool = False
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        same = {name: getattr(self, name) for name in ("budget", "steps", "batch", "lr", "bf16")}
+        return {**same, "begins": digest(self.model), "images": [self.train.digest, self.measured_on.digest]}
+
 
 def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
     """Trained anew, gone on with from its checkpoint, or read back if it was finished."""
-    result = out / f"{shape}-{seed}.json"
-    if result.is_file():
-        return Curve(**json.loads(result.read_text()))
+    stage = Stage(out, {**task.asked, "shape": shape, "seed": seed}, prefix=f"{shape}-{seed}.")
+    done = stage.begin()
+    if done is not None:
+        return Curve(**done["curve"])
     torch.manual_seed(seed)
     gated = tgfx.transform(copy.deepcopy(task.model), torch.randn(1, 3, 32, 32), gate=tgfx.GateSpec(shape=shape))
     loader = data.Batches(task.train, task.batch, augment=True, seed=seed)
@@ -82,7 +89,7 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
         progress=False,
         seed=seed,
     )
-    check_finished(fitted)
+    stage.trained(fitted)
     rows = [row for row in fitted.history.rows if row.get("val_accuracy") is not None]
     found = Curve(
         shape,
@@ -92,9 +99,8 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
         [float(row["val_accuracy"]) for row in rows],
         round(fitted.seconds, 1),
     )
-    result.write_text(json.dumps(asdict(found)))
+    stage.write({"curve": asdict(found)})
     (out / f"{shape}-{seed}.pt").unlink(missing_ok=True)
-    (out / f"{shape}-{seed}.pt.previous").unlink(missing_ok=True)
     return found
 
 
@@ -117,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> list[Curve]:
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             return _all(_quick_task(), 1, Path(folder), began)
-    train, test = data.load(options.data)
+    model, train, test = given(options)
     task = Task(
-        whole_model(options.weights),
+        model,
         train,
         test.first(options.images),
         options.budget,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,9 +25,10 @@ from torch import nn
 import tgfx
 from examples.cifar10 import data
 from examples.curve_figure import draw
-from examples.finished import check_finished
+from examples.resnet56.given import given
 from examples.resnet56.losses import LOSSES
-from examples.resnet56.run import GRANULARITIES, accuracy, quick_model, whole_model
+from examples.resnet56.run import GRANULARITIES, accuracy, quick_model
+from examples.stage import Stage, digest, read_json
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MEASURED = 60  # batches to measure batch norm's statistics with
@@ -56,7 +57,7 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Point:
-    """The model at one share: what was asked for, what it takes, and how right it is on the test images."""
+    """The model at one share: what was asked for, what it takes, how right it is on the test images; s of training."""
 
     run: str
     share: float
@@ -78,6 +79,12 @@ class Task:
     bf16: bool
     seed: int
 
+    def asked(self, share: float) -> dict[str, Any]:
+        """Each share goes on from the one before."""
+        same = {name: getattr(self, name) for name in ("steps", "batch", "loss", "bf16", "seed")}
+        way = [own for own in self.shares if own >= share]
+        return {**same, "way": way, "begins": digest(self.model), "images": [self.train.digest, self.test.digest]}
+
 
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
     """From share to share; what was done before is read back."""
@@ -86,22 +93,21 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
     points = []
     for share in task.shares:
         folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
-        found = folder / "result.json"
-        if not found.is_file():
-            began = time.time()
-            folder.mkdir(parents=True, exist_ok=True)
-            _train_gates(task, gated, own, share, folder)
+        stage = Stage(folder, task.asked(share))
+        found = stage.begin()
+        if found is None:
+            fitted = _train_gates(task, gated, own, share, folder)
+            stage.trained(fitted)
             torch.save(gated.state_dict(), folder / MODEL)
-            found.write_text(json.dumps(asdict(_point(task, gated, run, share, began)), indent=1))
-            (folder / "checkpoint.pt.previous").unlink(missing_ok=True)
+            found = stage.write({"point": asdict(_point(task, gated, run, share, fitted.seconds))})
         gated.load_state_dict(torch.load(folder / MODEL, weights_only=True))
-        points.append(Point(**json.loads(found.read_text())))
+        points.append(Point(**found["point"]))
         print(points[-1], flush=True)
     return points
 
 
-def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, folder: Path) -> None:
-    result = tgfx.fit(
+def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, folder: Path) -> tgfx.FitResult:
+    return tgfx.fit(
         gated,
         data.Batches(task.train, task.batch, augment=True, seed=task.seed),
         training_step=LOSSES[task.loss](task.model),
@@ -118,15 +124,14 @@ def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, fo
         progress=False,
         seed=task.seed,
     )
-    check_finished(result)
 
 
-def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, began: float) -> Point:
+def _point(task: Task, gated: tgfx.GatedModule, run: str, share: float, seconds: float) -> Point:
     gated.eval()  # in training mode, prices follow the trainable gate and are not quite whole numbers
     ratios = {kind: gated.ratio(kind).item() for kind in ("flops", "params")}
     _check_cut(gated, task.test)
     right = accuracy(gated, task.test)
-    return Point(run, share, ratios["flops"], ratios["params"], right, round(time.time() - began))
+    return Point(run, share, ratios["flops"], ratios["params"], right, round(seconds))
 
 
 def _check_cut(gated: tgfx.GatedModule, images: data.Images) -> None:
@@ -146,11 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Point]:
         task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "probe", False, 0)
         with tempfile.TemporaryDirectory() as folder:
             return _all(task, Path(folder), tuple(RUNS))
-    train, test = data.load(options.data)
-    task = Task(
-        whole_model(options.weights), train, test, options.shares, options.steps, options.batch,
-        options.loss, options.bf16, options.seed,
-    )  # fmt: skip
+    task = Task(*given(options), options.shares, options.steps, options.batch, options.loss, options.bf16, options.seed)
     return _all(task, options.out, options.runs)
 
 
@@ -158,12 +159,18 @@ def _all(task: Task, out: Path, runs: Sequence[str]) -> list[Point]:
     began = time.time()
     whole = accuracy(task.model, task.test)
     points = [point for run in runs for point in go_down(task, run, out)]
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for point in points:
-        lines.setdefault(point.run, [(1.0, whole)]).append((point.flops, point.accuracy))
-    draw(lines, out / "curve.svg", title="test accuracy, convolutions frozen", unit="FLOPs")
+    draw(_lines(out, whole), out / "curve.svg", title="test accuracy, weights frozen", unit="FLOPs")
     print(f"the whole model: {whole:.2%}; {time.time() - began:.0f} s in this call")
     return points
+
+
+def _lines(out: Path, whole: float) -> dict[str, list[tuple[float, float]]]:
+    """Of all runs in this folder, those of other calls too: (share, accuracy), from large to small."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for file in out.glob("*/result.json"):
+        point = Point(**read_json(file)["point"])
+        lines.setdefault(point.run, [(1.0, whole)]).append((point.flops, point.accuracy))
+    return {run: sorted(lines[run], reverse=True) for run in RUNS if run in lines}
 
 
 def _parser() -> argparse.ArgumentParser:

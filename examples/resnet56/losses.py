@@ -67,13 +67,16 @@ def softened(original: nn.Module) -> Step:
 
 def taught(original: nn.Module) -> Step:
     """Labels, and for the larger part the softened answers of the original model."""
+    return _taught(_answers(original))
+
+
+def mirrored(original: nn.Module) -> Step:
+    """`taught`, by the mean of what the original model says to an image and to its mirror image.
+
+    The mean is right more often than the model itself, so there is more to learn than what the model was.
+    """
     answers = _answers(original)
-
-    def step(gated: nn.Module, batch: Any) -> Tensor:
-        found = gated(batch[0]).float()
-        return (1 - TAUGHT) * F.cross_entropy(found, batch[1]) + TAUGHT * _divergence(found, answers(batch[0]))
-
-    return step
+    return _taught(lambda images: (answers(images) + answers(images.flip(3))) / 2)
 
 
 LOSSES: dict[str, Callable[[nn.Module], Step]] = {
@@ -82,11 +85,22 @@ LOSSES: dict[str, Callable[[nn.Module], Step]] = {
     "probe": probed,
     "soft": softened,
     "taught": taught,
+    "mirrored": mirrored,
 }
+PLAIN = tuple(name for name in LOSSES if name != "probe")  # the probe is for gates over channels, and for gates alone
+
+
+def _taught(answers: Callable[[Tensor], Tensor]) -> Step:
+    def step(gated: nn.Module, batch: Any) -> Tensor:
+        found = gated(batch[0]).float()
+        return (1 - TAUGHT) * F.cross_entropy(found, batch[1]) + TAUGHT * _divergence(found, answers(batch[0]))
+
+    return step
 
 
 def _answers(original: nn.Module) -> Callable[[Tensor], Tensor]:
     original = copy.deepcopy(original).eval().requires_grad_(False)
+    original = original.to(memory_format=torch.channels_last)  # as the images come: a fifth faster
 
     def answers(images: Tensor) -> Tensor:
         with torch.no_grad():

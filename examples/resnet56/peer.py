@@ -1,6 +1,7 @@
 """The same job with Torch-Pruning's group pruner: same checkpoint, data, epochs, optimizer and rates.
 
 python -m examples.resnet56.peer --data CIFAR --weights resnet56.th --budget 0.51 --epochs 10 --sparse-epochs 0
+python -m examples.resnet56.peer --quick
 
 Its usual way: (sparse learning with the pruner's regulariser, then) cut to the budget at once, then fine-tune. The
 cosine of the learning rate runs over all epochs, as it does for the gated model.
@@ -9,8 +10,8 @@ cosine of the learning rate runs over all epochs, as it does for the gated model
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,37 +23,49 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
-from examples.resnet56.losses import LOSSES, Step
-from examples.resnet56.run import BATCH, accuracy, whole_model
+from examples.resnet56.given import given
+from examples.resnet56.losses import LOSSES, PLAIN, Step
+from examples.resnet56.run import BATCH, accuracy, quick_model
+from examples.stage import Stage, digest
 from tgfx.whole_file import whole_file
 
-PLAIN = tuple(name for name in LOSSES if name != "probe")  # which is for gates alone
 STEPS = 400  # in which the pruner goes towards its largest ratio; it stops at the budget
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    train, test = data.load(options.data)
-    return _run(options, whole_model(options.weights), train, test)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            options.out, options.epochs, options.sparse_epochs, options.batch = Path(folder), 2, 1, 32
+            return _run(options, quick_model(), data.made(512), data.made(200, seed=1))
+    if not 0 <= options.sparse_epochs < options.epochs:
+        parser.error("--sparse-epochs come before the cut: fewer than --epochs")
+    return _run(options, *given(options))
 
 
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
-    options.out.mkdir(parents=True, exist_ok=True)
-    before, whole = accuracy(model, test), flops(model)
+    asked = {**_asked(options), "begins": digest(model), "images": [train.digest, test.digest]}
+    stage = Stage(options.out, asked)
+    done = stage.begin()
+    if done is not None:
+        print(f"{stage.result} is there already", flush=True)
+        return done
+    before, whole, weights = accuracy(model, test), flops(model), sum(p.numel() for p in model.parameters())
+    step = _by_labels if options.loss == "labels" else LOSSES[options.loss](model)
     loader = data.Batches(train, options.batch, augment=True, seed=options.seed)
     total = options.epochs * len(loader)
     place = options.out / "checkpoint.pt"
-    state = _State(model, 0, loader.generator.get_state(), None, 0.0)
+    state = _State(model, 0, loader.generator.get_state(), torch.get_rng_state(), None, 0.0)
     if place.is_file():  # written by this script: it holds whole objects, since the cut model has no other description
         state = torch.load(place, weights_only=False)
         loader.generator.set_state(state.generator)
+        torch.set_rng_state(state.random)  # for losses with noise
     training = _Training(state.model, total, options.lr, state.epoch * len(loader), state.optimizer)
     pruner = group_pruner(state.model) if state.epoch < options.sparse_epochs else None
-    step = _by_labels if options.loss == "labels" else LOSSES[options.loss](whole_model(options.weights))
     for epoch in range(state.epoch, options.epochs):
         began = time.time()
         if epoch == options.sparse_epochs:
@@ -62,30 +75,30 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
             print(f"cut to {flops(state.model) / whole:.4f}: accuracy {accuracy(state.model, test):.4f}", flush=True)
         losses = [training.step(step, batch, pruner, options.bf16) for batch in loader]
         seconds = state.seconds + time.time() - began
-        state = _State(state.model, epoch + 1, loader.generator.get_state(), training.optimizer.state_dict(), seconds)
+        draws = loader.generator.get_state(), torch.get_rng_state()
+        state = _State(state.model, epoch + 1, *draws, training.optimizer.state_dict(), seconds)
         with whole_file(place) as aside:
             torch.save(state, aside)
         print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.4f}, {seconds:.0f} s", flush=True)
-    report = {
-        "tool": "torch-pruning, GroupNormPruner",
-        "budget": options.budget,
-        "flops": flops(state.model) / whole,
-        "params": sum(p.numel() for p in state.model.parameters()) / sum(p.numel() for p in resnet56().parameters()),
-        "epochs": options.epochs,
-        "sparse epochs": options.sparse_epochs,
-        "steps": total,
-        "batch": options.batch,
-        "lr": options.lr,
-        "loss": options.loss,
-        "bf16": options.bf16,
-        "seed": options.seed,
-        "before": before,
-        "after": accuracy(state.model, test),
-        "seconds": round(state.seconds),
-    }
-    (options.out / "result.json").write_text(json.dumps(report, indent=1))
+    stage.lasted(state.seconds)
+    report = stage.write(
+        {
+            "tool": "torch-pruning, GroupNormPruner",
+            "flops": flops(state.model) / whole,
+            "params": sum(p.numel() for p in state.model.parameters()) / weights,
+            "steps": total,
+            "before": before,
+            "after": accuracy(state.model, test),
+            "seconds": round(state.seconds),
+        }
+    )
     print(report)
     return report
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    same = ("budget", "epochs", "sparse_epochs", "batch", "lr", "loss", "bf16", "seed")
+    return {name: getattr(options, name) for name in same}
 
 
 @dataclass
@@ -95,6 +108,7 @@ class _State:
     model: nn.Module
     epoch: int
     generator: torch.Tensor
+    random: torch.Tensor
     optimizer: dict[str, Any] | None
     seconds: float
 
@@ -170,8 +184,8 @@ def flops(model: nn.Module) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10 (see README.md)")
-    parser.add_argument("--weights", type=Path, required=True, help="state dict of the trained ResNet-56")
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
+    parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
     parser.add_argument("--budget", type=float, default=0.51, help="share of the FLOPs to keep")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--sparse-epochs", type=int, default=0, help="of these, with the regulariser, before the cut")
@@ -182,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/peer"))
+    parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
     return parser
 
 

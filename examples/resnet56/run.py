@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import tgfx
-from examples.benchmarks.resnet56 import resnet56
 from examples.cifar10 import data
-from examples.finished import check_finished
+from examples.resnet56.given import given
 from examples.resnet56.losses import LOSSES
+from examples.stage import Stage, digest
 
 BATCH = 128
 # finer: channels, connections of residual sums, and taps
@@ -31,14 +29,15 @@ GRANULARITIES = {"channel": "channel", "connection": "connection", "tap": ("conn
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _check(parser, options)
     torch.set_num_threads(options.threads)
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             options.out, options.steps, options.budget = Path(folder), 12, 0.6
             return _run(options, quick_model(), data.made(512), data.made(200, seed=1))
-    train, test = data.load(options.data)
-    return _run(options, whole_model(options.weights), train, test)
+    return _run(options, *given(options))
 
 
 def accuracy(model: nn.Module, images: data.Images) -> float:
@@ -53,45 +52,72 @@ def accuracy(model: nn.Module, images: data.Images) -> float:
 
 
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
-    options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
-    began = time.time()
     loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
-    whole = accuracy(model, test)
-    gated = tgfx.transform(
-        copy.deepcopy(model),
-        torch.randn(1, 3, 32, 32),
-        granularity=GRANULARITIES[options.granularity],
-        gate=_gates(options),
+    steps = options.steps or round(options.epochs * len(loader))
+    asked = {**_asked(options), "steps": steps, "begins": digest(model), "images": [train.digest, test.digest]}
+    stage = Stage(options.out, asked)
+    done = stage.begin()
+    if done is not None:
+        print(f"{stage.result} is there already", flush=True)
+        return done
+    gated = _gated(options, model)
+    fitted = [_train(options, gated, model, loader, steps)]
+    stage.trained(fitted[0])
+    if options.settle:
+        fitted.append(_settle(options, gated, model, loader))
+        stage.trained(fitted[1])
+    report = stage.write(
+        {
+            **_measured(options, gated, test),
+            **_kept(options, gated, model, test),
+            "before": accuracy(model, test),
+            "seconds": round(sum(one.seconds for one in fitted)),
+        }
     )
-    result = _train(options, gated, model, loader)
-    seconds = result.seconds + _settle(options, gated, model, loader)
-    report = {
-        **_asked(options),
-        "loss": _loss(options),
-        "steps": result.steps,
-        **_measured(options, gated, test),
-        "before": whole,
-        "seconds": round(seconds),
-        "wall": round(time.time() - began),
-    }
-    (options.out / "result.json").write_text(json.dumps(report, indent=1))
     if not options.quiet:
         print({key: value for key, value in report.items() if key != "widths"})
     return report
 
 
+def _gated(options: argparse.Namespace, model: nn.Module) -> tgfx.GatedModule:
+    return tgfx.transform(
+        copy.deepcopy(model),
+        torch.randn(1, 3, 32, 32),
+        granularity=GRANULARITIES[options.granularity],
+        gate=_gates(options),
+    )
+
+
+def _kept(
+    options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, test: data.Images
+) -> dict[str, float]:
+    """What measuring batch norm's statistics anew brings, where only gates and these differ from the original."""
+    if options.train != "gates" or not options.recalibrate:
+        return {}
+    return {"kept": with_kept_statistics(gated, _gated(options, model), test)}
+
+
+def with_kept_statistics(gated: tgfx.GatedModule, fresh: tgfx.GatedModule, test: data.Images) -> float:
+    """How right the same gates are where all else is as in the original model, batch norm's statistics too."""
+    for name, gate in gated.gates.items():
+        fresh.gates[name].set_open_(gate.is_open())
+    return accuracy(fresh, test)
+
+
 def _loss(options: argparse.Namespace) -> str:
-    return options.loss or {"joint": "labels", "norms": "blur", "gates": "probe"}[options.train]
+    if options.loss is not None:
+        return options.loss
+    by_paper = options.rule == "paper"  # which takes the gradients as they are, and no probe
+    return {"joint": "labels", "norms": "blur", "gates": "match" if by_paper else "probe"}[options.train]
 
 
 def _train(
-    options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches
+    options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches, steps: int
 ) -> tgfx.FitResult:
     """To the budget; `model` answers what the gated one is to learn."""
     step = LOSSES.get(_loss(options))
-    steps = options.steps or round(options.epochs * len(loader))
-    result = tgfx.fit(
+    return tgfx.fit(
         gated,
         loader,
         F.cross_entropy if step is None else None,
@@ -106,7 +132,7 @@ def _train(
         lr=options.lr,
         gate_lr=options.gate_lr,
         amp=torch.bfloat16 if options.bf16 else None,
-        recalibrate=options.recalibrate if options.train != "joint" else 0,
+        recalibrate=options.recalibrate,
         compact_every=options.compact_every,
         checkpoint=options.out / "checkpoint.pt",
         checkpoint_every=200,
@@ -115,18 +141,13 @@ def _train(
         progress=not options.quiet,
         seed=options.seed,
     )
-    check_finished(result)
-    return result
 
 
-def _settle(options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches) -> float:
-    """Batch norm alone, gates as they are, towards the answers themselves: noise on them tells of gates only.
-
-    Gives the seconds it took.
-    """
-    if not options.settle or options.train != "norms":
-        return 0.0
-    result = tgfx.fit(
+def _settle(
+    options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Module, loader: data.Batches
+) -> tgfx.FitResult:
+    """Batch norm alone, gates as they are, towards the answers themselves: noise on them tells of gates only."""
+    return tgfx.fit(
         gated,
         loader,
         training_step=LOSSES["match"](model),
@@ -142,14 +163,28 @@ def _settle(options: argparse.Namespace, gated: tgfx.GatedModule, model: nn.Modu
         progress=not options.quiet,
         seed=options.seed + 1,
     )
-    check_finished(result)
-    return result.seconds
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    same = ("train", "budget", "granularity", "batch", "lr", "bf16", "close", "settle", "seed")
-    rule = options.rule if options.weight is None else f"{options.rule}, weight {options.weight:g}"
-    return {**{name: getattr(options, name) for name in same}, "rule": rule}
+    same = ("train", "budget", "granularity", "rule", "weight", "batch", "lr", "gate_lr", "bf16", "close", "settle",
+            "recalibrate", "compact_every", "seed")  # fmt: skip
+    return {**{name: getattr(options, name) for name in same}, "loss": _loss(options)}
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Options that would have no effect, or that no training can meet."""
+    if (options.steps is not None and options.steps < 1) or options.epochs <= 0:
+        parser.error("--steps and --epochs are lengths of a training: above 0")
+    if options.train != "gates" and options.loss == "probe":
+        parser.error("--loss probe is for --train gates: it tells of gates alone")
+    if options.settle and options.train != "norms":
+        parser.error("--settle is for --train norms")
+    if options.recalibrate and options.train == "joint":
+        parser.error("--recalibrate is for --train gates and norms: joint training measures batch norm by itself")
+    if options.gate_lr is not None and options.rule == "default":
+        parser.error("--gate-lr is for --rule paper: the default rule moves the gates by itself")
+    if options.close is not None and not 0 < options.close <= 1:
+        parser.error("--close is a share of the steps")
 
 
 def _measured(options: argparse.Namespace, gated: tgfx.GatedModule, test: data.Images) -> dict[str, Any]:
@@ -182,7 +217,9 @@ def _gates(options: argparse.Namespace) -> tgfx.GateSpec | None:
 
 def _schedule(options: argparse.Namespace, steps: int) -> tgfx.Schedule | None:
     """None: the library's own. A short joint run leaves the weights more time if its gates close early."""
-    return None if options.close is None else tgfx.Schedule(steps, close=options.close, hold=options.close + 0.1)
+    if options.close is None:
+        return None
+    return tgfx.Schedule(steps, close=options.close, hold=min(1.0, options.close + 0.1))
 
 
 def quick_model() -> nn.Module:
@@ -190,15 +227,6 @@ def quick_model() -> nn.Module:
 
     torch.manual_seed(0)
     return ResNet(1)
-
-
-def whole_model(weights: Path) -> nn.Module:
-    """ResNet-56 with a public checkpoint, which was saved from a wrapper: it shows in the names."""
-    state = torch.load(weights, map_location="cpu", weights_only=True)
-    state = state.get("state_dict", state)
-    model = resnet56()
-    model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
-    return model
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ python -m examples.sine.run --quick
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tgfx
+from examples.stage import Stage, write_json
 
 NODES = 20
 NOTICEABLE = 0.05  # share of the largest decision weight from which on a node counts as used
@@ -110,6 +110,17 @@ def _found(method: str, seed: int, net: nn.Module, decision: Tensor, error: floa
     return Found(method, seed, decision.tolist(), w, c, error, used)
 
 
+def both(seed: int, steps: int, weight: float | None, out: Path | None) -> list[Found]:
+    """A seed that is done is read back from its file in `out`, so that a run that was stopped goes on."""
+    if out is None:
+        return [softmax(seed, steps), gates(seed, steps, weight)]
+    stage = Stage(out / f"seed-{seed}", {"steps": steps, "weight": weight, "seed": seed})
+    done = stage.begin()
+    if done is None:
+        done = stage.write({"runs": [asdict(one) for one in both(seed, steps, weight, None)]})
+    return [Found(**one) for one in done["runs"]]
+
+
 def figure(one: Found, other: Found, path: Path) -> None:
     """Decision weights of both as bars, with w and c under each, as the paper shows them."""
     rows = [(0, one, "softmax: decision weight of each node"), (1, other, "trainable gates: open or closed")]
@@ -137,24 +148,27 @@ def main(arguments: Sequence[str] | None = None) -> list[Found]:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--weight", type=float, help="train the gates by the paper's rule with this lambda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="default: runs/sine; with --quick, nothing is kept unless it is given")
     parser.add_argument("--quick", action="store_true", help="3 seeds, 600 steps")
     options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.steps < 1:
+        parser.error("--seeds and --steps are at least 1")
     if options.quick:
         options.seeds, options.steps = 3, 600
+    elif options.out is None:
+        options.out = Path("runs/sine")
     torch.set_num_threads(1)
     began, found = time.time(), []
     for seed in range(options.seeds):
-        found += [softmax(seed, options.steps), gates(seed, options.steps, options.weight)]
+        found += both(seed, options.steps, options.weight, options.out)
         print(seed, *(f"{one.method}: {one.used} used, error {one.error:.1e}" for one in found[-2:]), sep="   ")
     for method in ("softmax", "gates"):
         own = [one for one in found if one.method == method]
         single = sum(one.used == 1 for one in own)
-        print(f"{method}: exactly one node in {single} of {len(own)}; {time.time() - began:.0f} s in all")
+        print(f"{method}: exactly one node in {single} of {len(own)}; {time.time() - began:.0f} s in this call")
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
         figure(found[0], found[1], options.out / "sine.svg")
-        (options.out / "sine.json").write_text(json.dumps([asdict(one) for one in found]))
+        write_json(options.out / "sine.json", [asdict(one) for one in found])
     return found
 
 

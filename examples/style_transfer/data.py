@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from examples.stage import digest
 
 SIDE = 256  # shorter side of photographs and paintings, and the side of test images, as the paper's frames
 SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -22,6 +25,10 @@ class Pictures:
     test: list[Tensor]
     styles: list[Tensor]
     names: list[str]  # of the styles
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(*self.train, *self.test, *self.styles)
 
 
 class Crops:

@@ -17,8 +17,13 @@ TILE, GAP, LABEL = 150, 4, 14
 OWN, SHARED, WHOLE = "#2a6fbb", "#c8702a", "#e4e8ee"
 
 
-def side_by_side(files: dict[str, Path], pictures: Pictures, shown: list[int], path: Path) -> None:
-    """The paintings on top; below, for each photograph, a row of stylised images per model. All from ONNX Runtime."""
+def side_by_side(
+    files: dict[str, Path], pictures: Pictures, shown: list[int], path: Path, *, photographs: bool
+) -> None:
+    """The paintings on top; below, for each photograph, a row of stylised images per model. All from ONNX Runtime.
+
+    photographs: put them into the first column, if they may be passed on.
+    """
     from PIL import Image, ImageDraw
 
     step = TILE + GAP
@@ -37,7 +42,7 @@ def side_by_side(files: dict[str, Path], pictures: Pictures, shown: list[int], p
         image = as_floats(pictures.test[photograph])
         for row, (name, file) in enumerate(files.items(), start=1 + place * len(files)):
             session = open_file(file)
-            put(row, 0, image, name)
+            put(row, 0, image if photographs else torch.ones_like(image), name)
             for column in range(len(pictures.styles)):
                 put(row, column + 1, stylise(session, image.unsqueeze(0), column)[0])
     sheet.save(path, quality=85)
@@ -55,7 +60,8 @@ def retained(results: list[dict[str, Any]], path: Path) -> None:
     tallest = max(size for _, size, _ in layers.values())
     for row, result in enumerate(results):
         top = 24 + row * (height + 60)
-        title = f"channels kept, budget {result['budget']:g}: {result['channels']:.3f} of all"
+        by = "" if result["lambda"] is None else f" with λ = {result['lambda']:g}"
+        title = f"channels kept, budget {result['budget']:g}{by}: {result['channels']:.3f} of all"
         parts.append(f'<text x="{left}" y="{top - 8}" font-size="12">{title}</text>')
         for place, (name, (kept, size, shared)) in enumerate(_layers(result).items()):
             x, tall, whole = left + place * bar, height * kept / tallest, height * size / tallest

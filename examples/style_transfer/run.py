@@ -7,7 +7,6 @@ python -m examples.style_transfer.run --quick
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from examples.stage import without_traceback, write_json
 from examples.style_transfer import data, features, measure, pictures
 from examples.style_transfer.losses import StyleLoss
 from examples.style_transfer.training import Model, Protocol, result_of, train
@@ -35,16 +35,22 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     protocol = Protocol(
         options.steps, options.more, options.side, options.batch, lr=options.lr, seed=options.seed, bf16=options.bf16
     )
-    eyes = features.vgg16(options.data / "vgg16_features")
-    return _run(options, protocol, data.load(options.data), eyes, options.out or Path("runs/style_transfer"))
+    with without_traceback():
+        eyes, shown = features.vgg16(options.data / "vgg16_features"), data.load(options.data)
+    return _run(options, protocol, shown, eyes, options.out or Path("runs/style_transfer"))
 
 
 def _run(
     options: argparse.Namespace, protocol: Protocol, shown: data.Pictures, eyes: features.Features, out: Path
 ) -> dict[str, Any]:
     cuts = [Model(f"channels_{share:g}", share, FIRST.name) for share in options.shares]
+    if options.weight is not None:
+        cuts += [Model(f"lambda_{share:g}", share, FIRST.name, options.weight) for share in options.shares]
     models = [FIRST, WHOLE, *cuts]
     if options.only is not None:
+        names = [model.name for model in models]
+        if options.only not in names:
+            raise SystemExit(f"--only {options.only}: there are {', '.join(names)} (lambda_... with --weight)")
         models = [model for model in models if model.name == options.only]
     loss = StyleLoss(eyes, shown.styles)
     for model in models:
@@ -52,16 +58,16 @@ def _run(
     compared = [WHOLE, *cuts]
     if not all((out / model.name / "result.json").is_file() for model in compared):
         return {}
-    return _compare(compared, shown, out, options.quiet)
+    return _compare(compared, shown, out, photographs=options.photographs, quiet=options.quiet)
 
 
-def _compare(models: list[Model], shown: data.Pictures, out: Path, quiet: bool) -> dict[str, Any]:
+def _compare(models: list[Model], shown: data.Pictures, out: Path, *, photographs: bool, quiet: bool) -> dict[str, Any]:
     """The table and the figures, from the files that the models were written to."""
     results = {model.name: result_of(out, model.name) for model in models}
     files = {model.name: out / model.name / "model.onnx" for model in models}
     times = measure.milliseconds(files, data.as_floats(shown.test[0]))
-    photographs = [number for number in SHOWN if number < len(shown.test)] or [0]
-    pictures.side_by_side(files, shown, photographs, out / "stylised.jpg")
+    chosen = [number for number in SHOWN if number < len(shown.test)] or [0]
+    pictures.side_by_side(files, shown, chosen, out / "stylised.jpg", photographs=photographs)
     pictures.retained([result for result in results.values() if result["budget"] is not None], out / "channels.svg")
     whole, table = results[WHOLE.name], {}
     for name, result in results.items():
@@ -75,7 +81,7 @@ def _compare(models: list[Model], shown: data.Pictures, out: Path, quiet: bool) 
         }
         if not quiet:
             print(name, {key: round(value, 4) for key, value in table[name].items()})
-    (out / "table.json").write_text(json.dumps(table, indent=1))
+    write_json(out / "table.json", table)
     return {"table": table, "results": results}
 
 
@@ -88,8 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
+    parser.add_argument(
+        "--weight", type=float, help="the paper's λ: train models by its equation 7 besides, lambda_0.4 and lambda_0.1"
+    )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
-    parser.add_argument("--only", help="train only this one: first, original, channels_0.4 or channels_0.1")
+    parser.add_argument("--only", help="train only this one: first, original, channels_0.4, lambda_0.4, ...")
+    parser.add_argument(
+        "--photographs", action="store_true", help="show them in stylised.jpg too, if they are yours to pass on"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="a small net on pictures made here, under a minute")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tgfx
-from examples.finished import check_finished
+from examples.stage import Stage, digest, read_json
 from examples.style_transfer.data import Crops, Pictures, as_floats
 from examples.style_transfer.losses import StyleLoss
 from examples.style_transfer.model import StyleNet
@@ -33,6 +31,7 @@ class Protocol:
     blocks: int = 5
     lr: float = 2e-3
     table_lr: float = 1e-2  # of the scales and shifts of a style: Adam moves by the rate, and they have far to go
+    gate_lr: float = 1e-2  # by the rule of the paper: Adam as well, and as far to go
     compact_every: int = 50
     seed: int = 0
     bf16: bool = False  # train in bfloat16 (autocast); what is reported is of float32
@@ -44,36 +43,48 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Model:
-    """`share`: of the channels to keep; None trains the whole net. `begins`: the model whose weights it begins with."""
+    """`share`: of the channels to keep; None trains the whole net. `begins`: the model whose weights it begins with.
+
+    `weight`: the λ of the paper's equation 7, which then takes the place of the library's own rule and ends where it
+    ends.
+    """
 
     name: str
     share: float | None
     begins: str | None
+    weight: float | None = None
+
+    @property
+    def lands(self) -> bool:
+        """On its share, to the channel."""
+        return self.share is not None and self.weight is None
 
 
 def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss, out: Path, quiet: bool) -> None:
     """Writes model.safetensors, model.onnx and result.json to out/name; goes on where it was stopped."""
-    folder = out / model.name
-    if (folder / "result.json").is_file():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    began = time.time()
     net = protocol.net(len(pictures.styles))
     if model.begins is not None:
-        net.load_state_dict(load_file(out / model.begins / "model.safetensors"))
+        net.load_state_dict(load_file(_weights(out, model.begins)))
+    asked = {**_asked(model, protocol), "weights": digest(net), "pictures": pictures.digest}
+    stage = Stage(out / model.name, asked)
+    folder = stage.folder
+    if stage.begin() is not None:
+        return
     example = as_floats(pictures.test[0]).unsqueeze(0), torch.zeros(1, dtype=torch.int64)
-    gated = tgfx.transform(net, example)
-    steps = protocol.steps if model.begins is None else protocol.more
+    gated = tgfx.transform(net, example, gate=None if model.weight is None else tgfx.GateSpec(init="random"))
     before = evaluate(gated, pictures, loss) if model.begins is None else result_of(out, model.begins)["test"]
     result = tgfx.fit(
         gated,
         Crops(pictures.train, len(pictures.styles), side=protocol.side, batch=protocol.batch, seed=protocol.seed),
         training_step=loss.step,
         budget=None if model.share is None else {"channels": model.share},
-        steps=steps,
-        optimizer=torch.optim.Adam(_param_groups(gated, protocol)),
+        rule="default" if model.weight is None else "paper",
+        weight=model.weight,
+        steps=asked["steps"],
+        optimizer=torch.optim.Adam(_param_groups(gated, protocol, by_adam=model.weight is not None)),
         amp=torch.bfloat16 if protocol.bf16 else None,
-        compact_every=None if model.share is None else protocol.compact_every,
+        # by the rule of the paper a channel that is closed may come back, so it has to be there
+        compact_every=protocol.compact_every if model.lands else None,
         checkpoint=folder / "checkpoint.pt",
         checkpoint_every=50,
         log=folder / "log",
@@ -81,22 +92,13 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         progress=not quiet,
         seed=protocol.seed + (model.begins is not None),  # other crops than those of the first training
     )
-    check_finished(result)
+    stage.trained(result)
     gated.eval()
-    compact = tgfx.shrink(gated) if model.share is None else tgfx.finish(gated, channels=model.share).model
+    compact = tgfx.finish(gated, channels=model.share).model if model.lands else tgfx.shrink(gated)
     compact.eval()
     save_file(compact.state_dict(), folder / "model.safetensors")
     exported = tgfx.export_onnx(compact, folder / "model.onnx", example, measure=False)
     report = {
-        "model": model.name,
-        "budget": model.share,
-        "begins": model.begins,
-        "steps": result.steps,
-        "batch": protocol.batch,
-        "side": protocol.side,
-        "lr": protocol.lr,
-        "bf16": protocol.bf16,
-        "seed": protocol.seed,
         "channels": gated.ratio("channels").item(),
         "flops": gated.cost("flops").item(),
         "params": gated.cost("params").item(),
@@ -108,13 +110,29 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         "test": evaluate(compact, pictures, loss),
         "gates": gates_of(gated),
         "seconds": round(result.seconds),
-        "wall": round(time.time() - began),
     }
-    (folder / "result.json").write_text(json.dumps(report, indent=1))
+    stage.write(report)
 
 
-def _param_groups(gated: tgfx.GatedModule, protocol: Protocol) -> list[dict[str, Any]]:
-    weights, *gates = tgfx.param_groups(gated, lr=protocol.lr)
+def _asked(model: Model, protocol: Protocol) -> dict[str, Any]:
+    same = ["batch", "side", "width", "blocks", "lr", "table_lr", "bf16", "seed"]
+    same += ["gate_lr"] if model.weight is not None else []
+    same += ["compact_every"] if model.lands else []
+    return {
+        "model": model.name,
+        "budget": model.share,
+        "begins": model.begins,
+        "lambda": model.weight,
+        "steps": protocol.steps if model.begins is None else protocol.more,
+        **{name: getattr(protocol, name) for name in same},
+    }
+
+
+def _param_groups(gated: tgfx.GatedModule, protocol: Protocol, *, by_adam: bool) -> list[dict[str, Any]]:
+    """by_adam: the gates too, by steps of their own rate; else they take plain steps, as the library has it."""
+    weights, *gates = tgfx.param_groups(gated, lr=protocol.lr, gate_lr=protocol.gate_lr)
+    if by_adam:
+        gates = [{**group, "eps": 1e-8} for group in gates]
     of_styles = {id(p) for name, p in gated.named_parameters() if name.endswith((".scale.weight", ".shift.weight"))}
     tables = [p for p in weights["params"] if id(p) in of_styles]
     others = [p for p in weights["params"] if id(p) not in of_styles]
@@ -126,8 +144,14 @@ def _param_groups(gated: tgfx.GatedModule, protocol: Protocol) -> list[dict[str,
 
 
 def result_of(out: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / name / "result.json").read_text())
-    return found
+    return read_json(out / name / "result.json")
+
+
+def _weights(out: Path, name: str) -> Path:
+    file = out / name / "model.safetensors"
+    if not file.is_file():
+        raise SystemExit(f"{file} is missing: run --only {name} with the same --out first")
+    return file
 
 
 @torch.no_grad()

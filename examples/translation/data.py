@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -28,6 +30,11 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells these sentences from others."""
+        return hashlib.sha256(repr((self.source, self.target)).encode()).hexdigest()[:12]
 
 
 class Batches:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from examples.translation.data import Sentence
 from examples.translation.model import END, PAD, START, UNKNOWN
+from tgfx.whole_file import whole_file
 
 SPECIAL = {PAD: "<pad>", START: "<s>", END: "</s>", UNKNOWN: "<unk>"}
 
@@ -19,7 +20,8 @@ class Subwords:
         except ImportError as error:
             raise ImportError("the full experiment needs tokenizers: pip install tokenizers==0.23.3") from error
         if not file.is_file():
-            _learnt(lines or [], size).save(str(file))
+            with whole_file(file) as aside:
+                _learnt(lines or [], size).save(str(aside))
         self._model = Tokenizer.from_file(str(file))
 
     def __len__(self) -> int:

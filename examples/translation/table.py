@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
+
+from examples.stage import read_json
 
 SCORE = "bleu_test_2016_flickr"
 
@@ -49,8 +50,10 @@ def _ratio(rates: dict[str, Any] | None, use: str) -> str:
 def main(folder: Path) -> None:
     order = {"whole": 0, "speed": 9}
     steps = sorted(folder.glob("*/result.json"), key=lambda file: (order.get(file.parent.name, 2), file.parent.name))
-    print("\n".join(rows({file.parent.name: json.loads(file.read_text()) for file in steps})))
+    print("\n".join(rows({file.parent.name: read_json(file) for file in steps})))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="the --out of examples.translation.run")
+    main(parser.parse_args().folder)

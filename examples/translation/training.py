@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import tgfx
-from examples.finished import check_finished
+from examples.stage import Stage
 from examples.translation.data import Batches
 from examples.translation.losses import smoothed, taught
 from examples.translation.model import PAD, Translator
@@ -27,7 +26,7 @@ def train(
     *,
     keep: float | None,
     teacher: Translator | None,
-    folder: Path,
+    stage: Stage,
     seed: int,
     quiet: bool,
 ) -> tuple[Translator, dict[str, Any]]:
@@ -54,14 +53,14 @@ def train(
         optimizer=optimizer,
         scheduler=lambda own: warmed_up(own, recipe.warm_up, recipe.steps),
         clip=1.0,
-        checkpoint=folder / "checkpoint.pt",
+        checkpoint=stage.folder / "checkpoint.pt",
         checkpoint_every=100,
-        log=folder / "log",
+        log=stage.folder / "log",
         log_every=50,
         progress=not quiet,
         seed=seed,
     )
-    check_finished(result)
+    stage.trained(result)
     small = tgfx.shrink(gated) if keep is None else tgfx.finish(gated, heads=keep).model
     # The cut model as an object of our own class, which can keep keys and values while it writes.
     own = Translator(model.sizes.of(small.state_dict()))

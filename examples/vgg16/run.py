@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from examples.cifar10 import data
-from examples.resnet56.losses import LOSSES
+from examples.resnet56.losses import PLAIN
+from examples.stage import without_traceback
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 from examples.vgg16.steps import Experiment, Settings
 
@@ -30,14 +31,18 @@ MEASURED = 512  # images to start batch norm with
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 1:
+        parser.error("--steps is at least 1")
     torch.set_num_threads(options.threads)
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             return _quick(Path(folder), options.loss, show=not options.quiet)
     if options.step is None or options.data is None:
         raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
-    train, test = data.load(options.data)
+    with without_traceback():
+        train, test = data.load(options.data)
     torch.manual_seed(options.seed)
     settings = Settings(
         tune_steps=options.steps or Settings.tune_steps, joint_steps=options.steps or Settings.joint_steps,
@@ -45,11 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         close=options.close, shares=options.shares, seed=options.seed, bf16=options.bf16,
     )  # fmt: skip
     make = partial(VGG, fully=FULLY if options.fully else ())
-    own = Experiment(make, train, test, options.out, settings, show=not options.quiet)
+    own = Experiment(make, train, test, options.out, settings, options.beside, show=not options.quiet)
     if options.step == "tune":
-        if options.tuned:
-            return own.tune(lambda model, images: _from_tuned_(model, options.tuned))
-        return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
+        with without_traceback():
+            if options.tuned:
+                return own.tune(lambda model, images: _from_tuned_(model, options.tuned))
+            return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
     if options.step == "gates":
         return own.gates()
     return own.joint(options.budget) if options.step == "joint" else own.further()
@@ -88,7 +94,7 @@ def _quick(out: Path, loss: str, *, show: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     # a mirrored grating would be one of another class
     images = data.made(1024), data.made(500, seed=1)
-    own = Experiment(lambda: VGG(QUICK_WIDTHS), *images, out, settings, show, augment=False)
+    own = Experiment(lambda: VGG(QUICK_WIDTHS), *images, out, settings, show=show, augment=False)
     tuned = own.tune(lambda model, images: None)
     return {"tune": tuned, **own.gates(), "joint": own.joint(0.1), "further": own.further()}
 
@@ -99,12 +105,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="convolutions of torchvision's vgg16, safetensors (for tune)")
     parser.add_argument("--tuned", type=Path, help="for tune: begin with the convolutions tuned in this folder")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        nargs="+",
+        default=(),
+        help="for gates: other --out folders, to draw into the same figure",
+    )
     parser.add_argument("--fully", action="store_true", help="with the fully-connected layers of the published net")
     parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
     parser.add_argument("--steps", type=int, help="of this step; for gates: at each share")
     parser.add_argument("--shares", type=float, nargs="+", default=Settings().shares, help="to keep, for gates")
     parser.add_argument(
-        "--loss", choices=("labels", *LOSSES), default=Settings.gate_loss, help="for gates; see resnet56/losses.py"
+        "--loss", choices=("labels", *PLAIN), default=Settings.gate_loss, help="for gates; see resnet56/losses.py"
     )
     parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
     parser.add_argument("--close", type=float, default=Settings.close, help="share of the joint steps until the budget")

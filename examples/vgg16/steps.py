@@ -1,17 +1,15 @@
 """The four parts of the experiment. Each leaves result.json in a folder of its own, and is passed over where that is.
 
 tune      the convolutions of ImageNet, trained on CIFAR-10
-gates     the weights of `tune` stay; gates close down to one share of the parameters after the other
+gates     the weights of `tune` stay; gates close down to a share of the parameters, anew for each share
 joint     weights and gates together, down to one share
 further   the weights of `tune` without gates, trained for as many steps as `joint`: what the steps alone bring
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,9 @@ from torch.nn import functional as F
 import tgfx
 from examples.cifar10 import data
 from examples.curve_figure import draw
-from examples.finished import check_finished, load_finished_
 from examples.resnet56.losses import LOSSES
 from examples.resnet56.run import accuracy
+from examples.stage import Stage, digest, read_json
 
 EXAMPLE = (1, 3, 32, 32)
 
@@ -42,11 +40,23 @@ class Settings:
     close: float = 0.5  # share of the joint steps after which the budget is reached
     gate_steps: int = 100  # for each share
     gate_batch: int = 128
-    gate_loss: str = "blur"  # see examples/resnet56/losses.py, or "labels"
+    gate_loss: str = "labels"  # or see examples/resnet56/losses.py
     shares: list[float] = field(default_factory=lambda: [0.5, 0.3, 0.2, 0.1])
     recalibrate: int = 60  # batches
     seed: int = 0
     bf16: bool = False  # train in bfloat16 (autocast); accuracies are of float32
+
+    def of(self, step: str) -> dict[str, Any]:
+        """Those that this step depends on."""
+        return {name: getattr(self, name) for name in (*DEPENDS[step], "seed", "bf16")}
+
+
+DEPENDS = {
+    "tune": ("batch", "tune_steps", "tune_lr"),
+    "further": ("batch", "joint_steps", "joint_lr"),
+    "gates": ("gate_batch", "gate_steps", "gate_loss", "recalibrate"),
+    "joint": ("batch", "joint_steps", "joint_lr", "close"),
+}
 
 
 @dataclass
@@ -58,6 +68,7 @@ class Experiment:
     test: data.Images
     out: Path
     settings: Settings
+    beside: Sequence[Path] = ()  # other such folders, whose nets are drawn into the figure of this one
     show: bool = True
     augment: bool = True
 
@@ -65,77 +76,79 @@ class Experiment:
 
     def tune(self, start: Callable[[nn.Module, data.Images], None]) -> dict[str, Any]:
         """`start`: fills in the weights to begin with."""
-        own = self.settings
-
-        def trained() -> dict[str, Any]:
-            model = self.make()
-            start(model, self.train)
-            return self._plainly(model, "tune", own.tune_steps, own.tune_lr)
-
-        return self._once("tune", trained)
+        model = self.make()
+        start(model, self.train)
+        return self._plainly(model, "tune", self.settings.tune_steps, self.settings.tune_lr)
 
     def further(self) -> dict[str, Any]:
-        own = self.settings
-        return self._once("further", lambda: self._plainly(self._tuned(), "further", own.joint_steps, own.joint_lr))
+        return self._plainly(self._tuned(), "further", self.settings.joint_steps, self.settings.joint_lr)
 
     def _plainly(self, model: nn.Module, name: str, steps: int, lr: float) -> dict[str, Any]:
         """Train the weights with all gates open: step for step what the model itself does, and it can be resumed."""
+        stage = self._stage(name, model)
+        done = stage.begin()
+        if done is not None:
+            return self._told(name, done)
         gated = tgfx.transform(model, torch.zeros(EXAMPLE))
-        result = self._fit(gated, name, budget=None, steps=steps, lr=lr)
+        result = self._fit(stage, gated, budget=None, steps=steps, lr=lr)
         model.load_state_dict(tgfx.shrink(gated).state_dict())
         torch.save(model.state_dict(), self.out / name / "model.pt")
-        return {"steps": steps, "accuracy": accuracy(model, self.test), "seconds": round(result.seconds)}
+        found = {"steps": steps, "weights": sum(p.numel() for p in model.parameters())}
+        right = accuracy(model, self.test)
+        return self._told(name, stage.write({**found, "accuracy": right, "seconds": round(result.seconds)}))
 
     # -- with gates -----------------------------------------------------------------------------------------
 
     def gates(self) -> dict[str, Any]:
-        """One run through all shares: each begins where the one before has ended."""
-        model = self._tuned()
-        gated = tgfx.transform(model, torch.zeros(EXAMPLE), granularity="weight")
-        before = self._result("tune")["accuracy"]
-        found: dict[str, Any] = {}
-        for share in self.settings.shares:
-            name = f"gates-{share:g}"
-
-            def closed(share: float = share, name: str = name) -> dict[str, Any]:
-                own = self.settings
-                result = self._fit(
-                    gated,
-                    name,
-                    budget={"params": share},
-                    steps=own.gate_steps,
-                    train="gates",
-                    **self._gate_loss(model),
-                    recalibrate=own.recalibrate,
-                    batch=own.gate_batch,
-                )
-                return {**self._cut(gated, share, name, before), "seconds": round(result.seconds)}
-
-            found[name] = self._once(name, closed)
-            load_finished_(gated, self.out / name / "checkpoint.pt")
-        line = [(1.0, before), *((cut["params"], cut["accuracy"]) for cut in found.values())]
-        draw({"gates": line}, self.out / "gates.svg", title="test accuracy, weights frozen", unit="weights")
+        """One run for each share, each from the whole model."""
+        for folder in self.beside:
+            line_of(folder)  # before hours of training, not after
+        found = {f"gates-{share:g}": self._closed(share) for share in self.settings.shares}
+        draw(
+            {label_of(folder): line_of(folder) for folder in (self.out, *self.beside)},
+            self.out / "gates.svg",
+            title="test accuracy, weights frozen",
+            unit="weights",
+        )
         return found
+
+    def _closed(self, share: float) -> dict[str, Any]:
+        own, model, name = self.settings, self._tuned(), f"gates-{share:g}"
+        stage = self._stage(name, model)
+        done = stage.begin()
+        if done is not None:
+            return self._told(name, done)
+        gated = tgfx.transform(model, torch.zeros(EXAMPLE), granularity="weight")
+        result = self._fit(
+            stage,
+            gated,
+            budget={"params": share},
+            steps=own.gate_steps,
+            train="gates",
+            **self._gate_loss(model),
+            recalibrate=own.recalibrate,
+            batch=own.gate_batch,
+        )
+        return self._told(name, stage.write({**self._cut(gated, share, name), "seconds": round(result.seconds)}))
 
     def _gate_loss(self, model: nn.Module) -> dict[str, Any]:
         name = self.settings.gate_loss
         return {} if name == "labels" else {"training_step": LOSSES[name](model)}
 
     def joint(self, share: float) -> dict[str, Any]:
-        name, own = f"joint-{share:g}", self.settings
+        name, own, model = f"joint-{share:g}", self.settings, self._tuned()
+        stage = self._stage(name, model)
+        done = stage.begin()
+        if done is not None:
+            return self._told(name, done)
+        gated = tgfx.transform(model, torch.zeros(EXAMPLE), granularity="weight")
+        schedule = tgfx.Schedule(own.joint_steps, close=own.close, hold=min(1.0, own.close + 0.1))
+        result = self._fit(
+            stage, gated, budget={"params": share}, steps=own.joint_steps, lr=own.joint_lr, schedule=schedule
+        )
+        return self._told(name, stage.write({**self._cut(gated, share, name), "seconds": round(result.seconds)}))
 
-        def trained() -> dict[str, Any]:
-            gated = tgfx.transform(self._tuned(), torch.zeros(EXAMPLE), granularity="weight")
-            schedule = tgfx.Schedule(own.joint_steps, close=own.close, hold=own.close + 0.1)
-            result = self._fit(
-                gated, name, budget={"params": share}, steps=own.joint_steps, lr=own.joint_lr, schedule=schedule
-            )
-            before = self._result("tune")["accuracy"]
-            return {**self._cut(gated, share, name, before), "seconds": round(result.seconds)}
-
-        return self._once(name, trained)
-
-    def _cut(self, gated: tgfx.GatedModule, share: float, name: str, before: float) -> dict[str, Any]:
+    def _cut(self, gated: tgfx.GatedModule, share: float, name: str) -> dict[str, Any]:
         """The plain model with zeros, what it answers, and what it takes on disk."""
         finished = tgfx.finish(gated, params=share)
         sparse, dense = self.out / name / "sparse.safetensors", self.out / name / "dense.safetensors"
@@ -155,7 +168,7 @@ class Experiment:
             "params": finished.ratio("params"),
             "flops": finished.ratio("flops"),
             "accuracy": after,
-            "change": after - before,
+            "change": after - self._result("tune")["accuracy"],
             "file_apart": apart,  # largest difference of the gated model and the file, of the largest answer
             "kept": {group: gate.open_count() / gate.weight.numel() for group, gate in gated.gates.items()},
             **sizes,
@@ -163,7 +176,9 @@ class Experiment:
 
     # -- shared ---------------------------------------------------------------------------------------------
 
-    def _fit(self, gated: tgfx.GatedModule, name: str, *, batch: int | None = None, **options: Any) -> tgfx.FitResult:
+    def _fit(
+        self, stage: Stage, gated: tgfx.GatedModule, *, batch: int | None = None, **options: Any
+    ) -> tgfx.FitResult:
         own = self.settings
         loader = data.Batches(self.train, batch or own.batch, augment=self.augment, seed=own.seed)
         if "training_step" not in options:
@@ -173,36 +188,54 @@ class Experiment:
             loader,
             **options,
             amp=torch.bfloat16 if own.bf16 else None,
-            checkpoint=self.out / name / "checkpoint.pt",
+            checkpoint=stage.folder / "checkpoint.pt",
             checkpoint_every=100,
-            log=self.out / name / "log",
+            log=stage.folder / "log",
             log_every=10,
             progress=self.show,
             seed=own.seed,
         )
-        check_finished(result)
+        stage.trained(result)
         return result
 
-    def _once(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What stands in result.json; where there is none, `run` is run and its result written there."""
-        file = self.out / name / "result.json"
-        if not file.is_file():
-            began = time.time()
-            found = {**run(), "wall": round(time.time() - began), "settings": asdict(self.settings)}
-            file.write_text(json.dumps(found, indent=1))
-            (self.out / name / "checkpoint.pt.previous").unlink(missing_ok=True)
-            if self.show:
-                print(name, {key: value for key, value in found.items() if key not in ("kept", "settings")}, flush=True)
-        return self._result(name)
+    def _stage(self, name: str, model: nn.Module) -> Stage:
+        """`model`: as the stage begins."""
+        images = [self.train.digest, self.test.digest]
+        asked = {"settings": self.settings.of(name.partition("-")[0]), "begins": digest(model), "images": images}
+        return Stage(self.out / name, asked)
+
+    def _told(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+        if self.show:
+            left_out = ("kept", "settings", "begins", "images")
+            print(name, {key: value for key, value in found.items() if key not in left_out}, flush=True)
+        return found
 
     def _result(self, name: str) -> dict[str, Any]:
         file = self.out / name / "result.json"
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing: run the step {name!r} first")
-        return json.loads(file.read_text())
+            raise SystemExit(f"{file} is missing: run the step {name!r} first")
+        return read_json(file)
 
     def _tuned(self) -> nn.Module:
         self._result("tune")
         model = self.make()
-        model.load_state_dict(torch.load(self.out / "tune" / "model.pt", weights_only=True))
+        try:
+            model.load_state_dict(torch.load(self.out / "tune" / "model.pt", weights_only=True))
+        except RuntimeError as error:
+            raise SystemExit(
+                f"{self.out} holds another net: is it the one with --fully, or without? ({error})"
+            ) from error
         return model
+
+
+def label_of(folder: Path) -> str:
+    return f"{folder.name}: {read_json(folder / 'tune' / 'result.json')['weights'] / 1e6:.1f} million weights"
+
+
+def line_of(folder: Path) -> list[tuple[float, float]]:
+    """(share of the parameters, accuracy) of the whole net and of what `gates` has left there, from large to small."""
+    file = folder / "tune" / "result.json"
+    if not file.is_file():
+        raise SystemExit(f"{file} is missing: {folder} is no folder in which `tune` was run")
+    whole, cuts = read_json(file)["accuracy"], [read_json(file) for file in folder.glob("gates-*/result.json")]
+    return [(1.0, whole), *sorted(((cut["params"], cut["accuracy"]) for cut in cuts), reverse=True)]

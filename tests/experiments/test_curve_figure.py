@@ -22,7 +22,10 @@ def test_every_run_has_its_line_and_name(tmp_path: Path) -> None:
     assert drawn[0] == [(LEFT, TOP), (LEFT + WIDTH * 2 / 3, TOP), (right, bottom)]
     assert [x for x, _ in drawn[1]] == [LEFT, LEFT + WIDTH * 2 / 3]
     texts = [text.text for text in tree.iter(f"{SVG}text")]
-    assert {"one", "other", "accuracy", "90.0%", "60.0%", "all weights", "0.25 of them"} <= set(texts)
+    assert {"one", "other", "accuracy, by the share of weights left", "90.0%", "60.0%", "1", "0.50", "0.25"} <= set(
+        texts
+    )
+    assert {"65%", "70%", "75%", "80%", "85%"} <= set(texts)
 
 
 def test_a_flat_line_is_drawn(tmp_path: Path) -> None:

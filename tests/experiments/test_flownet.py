@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import tgfx
 from examples.flownet.casting import random_scene
@@ -14,7 +15,7 @@ from examples.flownet.error import end_point_errors, multiscale_error, still_err
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs, read_flo
 from examples.flownet.photos import made_photos, read_photos
-from examples.flownet.scene import sampled, unoccluded
+from examples.flownet.scene import sampled
 
 TWO_PATHS = "ignore:FlowNetSimple takes another path in train mode:UserWarning"
 
@@ -33,6 +34,19 @@ def test_flow_leads_to_the_same_point_of_the_second_image(seed: int) -> None:
     # interpolated twice instead of once, and pixels at outlines that are covered in part
     assert wrong.mean() < 0.02 and wrong.quantile(0.9) < 0.05
     assert wrong.mean() < 0.4 * still.mean()
+
+
+def unoccluded(flow: Tensor, seen: Tensor, seen_later: Tensor) -> Tensor:
+    """Pixels of the first frame whose point is in the second frame too: all four neighbours show the same layer."""
+    height, width = seen.shape
+    x = torch.arange(float(width)) + flow[0]
+    y = torch.arange(float(height)).unsqueeze(1) + flow[1]
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    for column in (x.floor(), x.ceil()):
+        for row in (y.floor(), y.ceil()):
+            found = seen_later[row.clamp(0, height - 1).long(), column.clamp(0, width - 1).long()]
+            inside &= found == seen
+    return inside
 
 
 def test_pairs_are_kept_on_disk_and_made_once(tmp_path: Path) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from examples.flownet import run as flownet
 
 
-@pytest.mark.filterwarnings("ignore:FlowNetSimple takes another path in train mode:UserWarning")
 def test_flownet_quick() -> None:
     results = flownet.main(["--quick", "--quiet"])
     base, whole = results["base"], results["whole"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +13,7 @@ from torch.nn import functional as F
 
 import tgfx
 from examples.cifar10 import data
-from examples.resnet56 import curve
+from examples.resnet56 import curve, peer
 from examples.resnet56 import run as resnet56
 
 
@@ -20,6 +24,17 @@ def test_resnet56_quick(train: str) -> None:
     assert 0.55 <= report["flops"] <= 0.6
     assert 0 <= report["compact"] <= 1
     assert all(width > 0 for width in report["widths"].values())
+
+
+def test_what_measuring_statistics_anew_brings_is_told() -> None:
+    report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--recalibrate", "4"])
+    assert 0 <= report["kept"] <= 1
+    assert "kept" not in resnet56.main(["--quick", "--quiet", "--train", "gates"])
+    model, test = resnet56.quick_model(), data.made(200, seed=1)
+    gated, fresh = (tgfx.transform(copy.deepcopy(model), torch.zeros(1, 3, 32, 32)) for _ in range(2))
+    gated.gates["layer3.0.conv1"].set_open_(torch.arange(64) % 2 == 0)
+    cut = tgfx.shrink(gated)
+    assert resnet56.with_kept_statistics(gated, fresh, test) == resnet56.accuracy(cut, test)
 
 
 def test_resnet56_quick_with_gates_over_connections() -> None:
@@ -36,6 +51,20 @@ def test_resnet56_quick_with_gates_over_taps() -> None:
     assert any(name.endswith(".taps") for name in report["widths"])
 
 
+def test_the_curve_tells_ways_to_a_share_apart(tmp_path: Path) -> None:
+    """Each share goes on from the one before; the figure has the runs of other calls too."""
+    task = curve.Task(
+        resnet56.quick_model(), data.made(64), data.made(40, seed=1), (0.8, 0.6), 4, 32, "probe", False, 0
+    )
+    points = curve._all(task, tmp_path, ["channels"])
+    assert curve._all(task, tmp_path, ["channels"]) == points
+    with pytest.raises(SystemExit, match="way"):
+        curve._all(replace(task, shares=(0.6,)), tmp_path, ["channels"])
+    curve._all(replace(task, shares=(0.8,)), tmp_path, ["connections"])
+    drawn = (tmp_path / "curve.svg").read_text()
+    assert ">channels<" in drawn and ">connections<" in drawn
+
+
 def test_resnet56_curve_quick() -> None:
     points = curve.main(["--quick"])
     for run in curve.RUNS:
@@ -43,6 +72,17 @@ def test_resnet56_curve_quick() -> None:
     for point in points:
         assert point.share - 0.05 <= point.flops <= point.share
         assert 0 <= point.accuracy <= 1
+
+
+@pytest.mark.parametrize("loss", ["labels", "mirrored"])
+def test_the_peer_cuts_to_the_same_budget(loss: str) -> None:
+    pytest.importorskip("torch_pruning")
+    report = peer.main(["--quick", "--loss", loss, "--budget", "0.7"])
+    assert report["steps"] == 32 and report["sparse_epochs"] == 1
+    assert 0.6 <= report["flops"] <= 0.7 and report["params"] < 1
+    assert 0 <= report["after"] <= 1
+    with pytest.raises(SystemExit, match="--data and --weights"):
+        peer.main([])
 
 
 def test_resnet56_taught_in_bfloat16() -> None:

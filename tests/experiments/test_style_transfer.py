@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tgfx
 from examples.style_transfer import data as style_data
@@ -38,6 +39,24 @@ def test_style_transfer_quick(tmp_path: Path) -> None:
     stamp = (tmp_path / "original" / "model.onnx").stat().st_mtime_ns  # a second run finds everything done
     style_transfer.main(["--quick", "--quiet", "--out", str(tmp_path)])
     assert (tmp_path / "original" / "model.onnx").stat().st_mtime_ns == stamp
+
+
+def test_style_transfer_by_the_rule_of_the_paper(tmp_path: Path) -> None:
+    """Equation 7 moves the gates, and the net is cut where they end."""
+    ask = ["--quick", "--quiet", "--out", str(tmp_path), "--shares", "0.1", "--weight", "100"]
+    for name in ("first", "lambda_0.1"):
+        assert style_transfer.main([*ask, "--only", name]) == {}
+    result = json.loads((tmp_path / "lambda_0.1" / "result.json").read_text())
+    opened = {name: gate["open"] for gate in result["gates"] for name in gate["layers"]}
+    assert result["lambda"] == 100 and result["channels"] < 0.99
+    assert result["params"] == load_weights(tmp_path / "lambda_0.1")
+    assert result["gated - compact"] < 1e-5 and min(opened.values()) > 0
+    with pytest.raises(SystemExit, match=r"lambda 100\.0 there, 50\.0 asked for"):
+        style_transfer.main([*ask[:-1], "50", "--only", "lambda_0.1"])
+
+
+def load_weights(folder: Path) -> int:
+    return sum(value.numel() for value in load_file(folder / "model.safetensors").values())
 
 
 def test_style_net_is_gated_but_for_its_output_and_cut_exactly() -> None:

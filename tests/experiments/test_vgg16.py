@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import tgfx
 from examples.cifar10 import data
 from examples.vgg16 import run as vgg16
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
+from examples.vgg16.steps import Experiment, Settings, line_of
 
 
 @pytest.mark.parametrize("loss", ["blur", "labels"])
@@ -26,6 +28,46 @@ def test_vgg16_quick(loss: str) -> None:
     assert found["gates-0.5"]["accuracy"] > found["tune"]["accuracy"] - 0.03
     assert found["joint"]["accuracy"] > found["tune"]["accuracy"] - 0.05
     assert found["further"]["steps"] == found["joint"]["settings"]["joint_steps"]
+
+
+def test_the_figure_shows_every_share_that_is_done(tmp_path: Path) -> None:
+    for name, result in (
+        ("tune", {"accuracy": 0.9}),
+        ("gates-0.1", {"params": 0.1, "accuracy": 0.7}),
+        ("gates-0.5", {"params": 0.499, "accuracy": 0.91}),
+        ("joint-0.05", {"params": 0.05, "accuracy": 0.8}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    assert line_of(tmp_path) == [(1.0, 0.9), (0.499, 0.91), (0.1, 0.7)]
+    with pytest.raises(SystemExit, match="no folder in which `tune` was run"):
+        line_of(tmp_path / "elsewhere")
+
+
+def test_a_folder_holds_one_net_and_what_was_made_of_it(tmp_path: Path) -> None:
+    images = data.made(64), data.made(40, seed=1)
+    settings = Settings(batch=32, tune_steps=2, joint_steps=4, gate_steps=4, gate_batch=32, shares=[0.5], recalibrate=0)
+    widths = (4, "pool", 6, "pool", 8, "pool", 8, "pool", 8, "pool")
+
+    def experiment(*fully: int, seed: int = 0) -> Experiment:
+        torch.manual_seed(seed)
+        return Experiment(lambda: VGG(widths, fully=fully), *images, tmp_path, settings, show=False)
+
+    first = experiment()
+    with pytest.raises(SystemExit, match="run the step 'tune' first"):
+        first.gates()
+    tuned = first.tune(lambda model, images: None)
+    assert experiment().tune(lambda model, images: None) == tuned
+    with pytest.raises(SystemExit, match="begins"):
+        experiment(seed=1).tune(lambda model, images: None)
+    found = first.gates()["gates-0.5"]
+    assert first.gates()["gates-0.5"] == found
+    with pytest.raises(SystemExit, match="another net"):
+        experiment(12, 10).gates()
+    (tmp_path / "tune" / "model.pt").unlink()
+    torch.save(VGG(widths).state_dict(), tmp_path / "tune" / "model.pt")  # tuned anew
+    with pytest.raises(SystemExit, match="begins"):
+        first.gates()
 
 
 def test_vgg16_starts_from_the_features_of_torchvision(tmp_path: Path) -> None:
