@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tgfx
 from examples.benchmarks.resnet56 import resnet56
 from examples.benchmarks.tables import Table
+from examples.distributed.ranks import process_group
 
 BATCH, STEPS = 64, 6
 
@@ -46,7 +47,6 @@ def _throughput(kind: str, processes: int) -> float:
 
 
 def _measure(kind: str) -> None:
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     inner: Any = resnet56()
     if kind == "gated":
@@ -69,8 +69,8 @@ def _measure(kind: str) -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         print("rate", STEPS * BATCH * dist.get_world_size() / (time.perf_counter() - start))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _measure(sys.argv[1])
+    with process_group():
+        _measure(sys.argv[1])

@@ -29,6 +29,7 @@ import tgfx
 import tgfx.distributed
 from examples.demo import data
 from examples.demo.model import DigitsNet
+from examples.distributed.ranks import process_group
 from tgfx.compaction import is_compacted, restore_
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -191,20 +192,21 @@ def options() -> Settings:
 
 def main() -> None:
     settings = options()
-    distributed.init_process_group("gloo")  # "nccl" on GPUs, with torch.cuda.set_device(local rank) before
     torch.set_num_threads(1)
-    try:
-        run = start(settings)
-        resumed = resume(run)
-        if distributed.get_rank() == 0 and resumed:
-            print(f"resumed at step {run.step}")
-        train(run)
-        result = finished(run)
-        if distributed.get_rank() == 0:
-            print(result)
-            print(f"accuracy {accuracy(result.model):.3f}")
-    finally:
-        distributed.destroy_process_group()
+    with process_group("gloo"):  # "nccl" on GPUs, with torch.cuda.set_device(local rank) before
+        trained(settings)
+
+
+def trained(settings: Settings) -> None:
+    run = start(settings)
+    resumed = resume(run)
+    if distributed.get_rank() == 0 and resumed:
+        print(f"resumed at step {run.step}")
+    train(run)
+    result = finished(run)
+    if distributed.get_rank() == 0:
+        print(result)
+        print(f"accuracy {accuracy(result.model):.3f}")
 
 
 if __name__ == "__main__":

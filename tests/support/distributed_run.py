@@ -20,7 +20,9 @@ from torch import Tensor, distributed
 
 import tgfx
 import tgfx.distributed
+from examples.distributed.ranks import process_group
 from examples.distributed.train import Run, Settings, finished, resume, rewrap, start, train
+from tests.support.group_threads import assert_no_threads_of_the_group
 from tgfx.errors import InputError, TgfxError
 from tgfx.training.vectors import gate_weights
 
@@ -172,25 +174,26 @@ def main() -> None:
     torch.set_num_threads(1)
     if what == "fit":
         refuses_fit(folder)
-    distributed.init_process_group("gloo")
-    with_checkpoints = replace(SETTINGS, folder=folder)
+    with process_group():
+        found = asked_for(what, folder)
+        if found and distributed.get_rank() == 0:
+            (folder / f"{what}.json").write_text(json.dumps(found))
+    assert_no_threads_of_the_group()
+
+
+def asked_for(what: str, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     if what == "fit":
         refuses_fit(folder)
-        distributed.destroy_process_group()
-        return
+        return found
     if what == "compacted":
-        found = compacted_runs(folder)
-        if distributed.get_rank() == 0:
-            (folder / "compacted.json").write_text(json.dumps(found))
-        distributed.destroy_process_group()
-        return
+        return compacted_runs(folder)
     if what == "first":
         different_batches(SETTINGS)
         refuses_parts(SETTINGS)
         found["ddp"] = whole_run(SETTINGS)
         found["fsdp"] = whole_run(replace(SETTINGS, shard=True))
-    run = start(with_checkpoints)
+    run = start(replace(SETTINGS, folder=folder))
     resumed = resume(run)
     assert resumed == (what == "second"), f"{what}: resumed is {resumed}"
     found["from"] = run.step
@@ -198,9 +201,7 @@ def main() -> None:
         (folder / "first.json").write_text(json.dumps(found))
     train(run, dies if what == "first" else assert_equal_on_ranks)
     found["ddp"] = outcome(run, [])
-    if distributed.get_rank() == 0:
-        (folder / f"{what}.json").write_text(json.dumps(found))
-    distributed.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":

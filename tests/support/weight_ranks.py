@@ -8,13 +8,20 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tgfx
+from examples.distributed.ranks import process_group
+from tests.support.group_threads import assert_no_threads_of_the_group
 
 STEPS = 20
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    with process_group():
+        trains_alike()
+    assert_no_threads_of_the_group()
+
+
+def trains_alike() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     gated = tgfx.transform(net, torch.zeros(1, 8), granularity="weight").train()
@@ -33,7 +40,6 @@ def main() -> None:
     assert all(own.seen and bool(own.row.any()) for own in gated.controller.evidence.values())
     ratio = float(gated.eval().ratio("params"))
     assert 0.39 < ratio <= 0.4, ratio
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
