@@ -161,6 +161,26 @@ def test_groups_that_follow_the_batch(batch: int) -> None:
     assert gated.gates, "nothing is gated, so nothing was tested"
 
 
+class NormalisedPerSample(nn.Module):
+    """Groups of channels, all samples of a batch beside each other on one axis."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.first, self.head, self.groups = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        b, c, h, w = y.shape
+        return self.head(F.group_norm(y.reshape(1, b * c, h, w), b * self.groups).reshape(b, c, h, w).tanh())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_group_norm_over_all_samples(groups: int, batch: int) -> None:
+    torch.manual_seed(0)
+    holds(NormalisedPerSample(groups), (3, 6, 6), batch)
+
+
 def test_a_way_that_is_gone_is_an_error() -> None:
     torch.manual_seed(0)
     facts = tgfx.transform(Attention(heads_last).eval(), torch.randn(1, 5, 6)).facts

@@ -46,7 +46,12 @@ def _count(x: Tensor, gate: Tensor, dims: list[int]) -> Tensor:
     for d in dims:  # axes on which the gate is constant count in full
         if gate.shape[d] == 1:
             repeats = repeats * x.shape[d]
-    return gate.sum(dims, keepdim=True) * repeats
+    return _some(gate.sum(dims, keepdim=True)) * repeats
+
+
+def _some(living: Tensor) -> Tensor:
+    """Never 0: gates that all close for a while give zeros then, where 0 / 0 would spoil every weight for good."""
+    return living.clamp_min(0.5)
 
 
 def _dropped(x: Tensor, dims: list[int]) -> Tensor:
@@ -74,7 +79,9 @@ def masked_var(x: Tensor, gate: Tensor, dim: object = None, correction: float = 
 
 
 def masked_std(x: Tensor, gate: Tensor, dim: object = None, correction: float = 1, keepdim: bool = False) -> Tensor:
-    return _var(x, gate, dim, correction, keepdim).sqrt().to(x.dtype)
+    var = _var(x, gate, dim, correction, keepdim)
+    none = var == 0  # there torch.std has a gradient of 0, and the root has none that is finite
+    return torch.where(none, 0, torch.where(none, 1, var).sqrt()).to(x.dtype)
 
 
 def _var(x: Tensor, gate: Tensor, dim: object, correction: float, keepdim: bool) -> Tensor:
@@ -82,7 +89,8 @@ def _var(x: Tensor, gate: Tensor, dim: object, correction: float, keepdim: bool)
     gate = gate.to(wide.dtype)
     centred = wide - _weighted_mean(wide, gate, dims, True)
     squares = (centred.square() * gate).sum(dims, keepdim=True)
-    var = squares / (_count(wide, gate, dims) - float(correction)).clamp_min(0)  # a bool says: unbiased
+    degrees = (_count(wide, gate, dims) - float(correction)).clamp_min(0)  # a bool says: unbiased
+    var = squares / torch.where(gate.sum(dims, keepdim=True) > 0, degrees, 1)
     return var if keepdim else _dropped(var, dims)
 
 
@@ -106,13 +114,14 @@ def masked_rms_norm(x: Tensor, gate: Tensor, shape: list[int], weight: Tensor | 
 def masked_group_norm(
     x: Tensor, gate: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Gate has the input's rank and varies on axis 1; living channels are equally many in every group."""
+    """Gate has the input's rank and varies on axis 1 only; living channels are equally many in every group."""
     batch, channels = x.shape[0], x.shape[1]
     if channels == groups:
         return F.group_norm(x, groups, weight, bias, eps)
     grid = _wide(x).reshape(batch, groups, channels // groups, -1)
-    mask = gate.reshape(1, groups, channels // groups, 1).to(grid.dtype)
-    count = mask.sum(2, keepdim=True) * grid.shape[-1]
+    line = gate[(slice(0, 1), slice(None), *[slice(0, 1)] * (gate.ndim - 2))]  # it may come as large as the input
+    mask = line.reshape(1, groups, channels // groups, 1).to(grid.dtype)
+    count = _some(mask.sum(2, keepdim=True)) * grid.shape[-1]
     mean = (grid * mask).sum((2, 3), keepdim=True) / count
     centred = grid - mean
     var = (centred.square() * mask).sum((2, 3), keepdim=True) / count
