@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from examples.stage import Stage, digest, without_traceback
 from examples.translation.data import padded
 from examples.translation.model import END, START, Translator
 from examples.translation.recipe import FULL, QUICK, Recipe
@@ -36,41 +36,43 @@ class Experiment:
 
     @property
     def steps(self) -> list[str]:
-        """whole: all heads. heads-x: gates close down to x of them while the model learns."""
-        return ["whole", *(f"heads-{share:g}" for share in self.recipe.keep), "speed"]
+        """whole: all heads. taught: all heads, and taught by `whole` as the next are: what a teacher brings by itself.
+        heads-x: gates close down to x of them while the model learns."""
+        return ["whole", "taught", *self._cut, "speed"]
+
+    @property
+    def _cut(self) -> list[str]:
+        return [f"heads-{share:g}" for share in self.recipe.keep]
 
     def run(self, step: str) -> Report:
-        result = self.out / step / "result.json"
-        if result.is_file():
-            return json.loads(result.read_text())
-        result.parent.mkdir(parents=True, exist_ok=True)
-        began = time.time()
-        report = self._speed() if step == "speed" else self._trained(step)
-        report |= {"step": step, "recipe": asdict(self.recipe), "seed": self.seed, "wall": round(time.time() - began)}
-        aside = result.with_suffix(".writing")
-        aside.write_text(json.dumps(report, indent=1))
-        aside.replace(result)
+        others = {"whole": [], "speed": ["whole", *self._cut]}.get(step, ["whole"])
+        models = {other: self._model(other) for other in others}
+        begins = {other: digest(model) for other, model in models.items()}
+        asked = {"step": step, "recipe": asdict(self.recipe), "seed": self.seed, "begins": begins}
+        stage = Stage(self.out / step, {**asked, "sentences": self.task.train.digest})
+        report = stage.begin()
+        if report is None:
+            figures = self._speed(models) if step == "speed" else self._trained(step, stage, models.get("whole"))
+            report = stage.write(figures)
         if not self.quiet:
             print(json.dumps(report), flush=True)
         return report
 
-    def _trained(self, step: str) -> Report:
-        keep = float(step.removeprefix("heads-")) if step.startswith("heads-") else None
+    def _trained(self, step: str, stage: Stage, teacher: Translator | None) -> Report:
         model, report = train(
             self.task,
             self.recipe,
-            keep=keep,
-            teacher=None if keep is None else self._model("whole"),
-            folder=self.out / step,
+            keep=float(step.removeprefix("heads-")) if step.startswith("heads-") else None,
+            teacher=teacher,
+            stage=stage,
             seed=self.seed,
             quiet=self.quiet,
         )
         torch.save(model.state_dict(), self.out / step / "model.pt")
         return report | self.task.score(model)
 
-    def _speed(self) -> Report:
+    def _speed(self, models: dict[str, Translator]) -> Report:
         """Against `whole`: the same number of sentences and of pieces for every model."""
-        models = {step: self._model(step) for step in self.steps if step != "speed"}
         order = sorted(range(len(self.task.held_out)), key=lambda i: len(self.task.held_out.source[i]))
         middle = order[len(order) // 2 :][:64]  # of usual length
         source = padded([[*self.task.held_out.source[i], END] for i in middle])
@@ -80,7 +82,7 @@ class Experiment:
     def _model(self, step: str) -> Translator:
         file = self.out / step / "model.pt"
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing: run --step {step} with the same --out first")
+            raise SystemExit(f"{file} is missing: run --step {step} with the same --out first")
         weights = torch.load(file, weights_only=True)
         model = Translator(self.recipe.sizes(self.task.pieces).of(weights))
         model.load_state_dict(weights)
@@ -98,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Report]:
         parser.error("--data is missing: a folder with Multi30k, see README.md; --quick needs none")
     options.out.mkdir(parents=True, exist_ok=True)
     recipe = replace(FULL, steps=options.steps)
-    task = Multi30k(options.data, options.out, recipe.pieces)
+    with without_traceback():
+        task = Multi30k(options.data, options.out, recipe.pieces)
     return _run(Experiment(task, recipe, options.out, options.seed, options.quiet), options.step)
 
 
@@ -112,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with Multi30k (see README.md)")
     parser.add_argument("--out", type=Path, default=Path("runs/translation"))
-    parser.add_argument("--step", help="whole, heads-0.83, heads-0.39 or speed; default: all, in this order")
+    parser.add_argument("--step", help="whole, taught, heads-0.83, heads-0.39 or speed; default: all, in this order")
     parser.add_argument("--steps", type=int, default=FULL.steps, help="of each training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
