@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx
 
+from tgfx.ir.autocast_switch import is_switch
 from tgfx.ir.dead_code import has_effect
 from tgfx.ops.naming import op_name
 
@@ -22,7 +23,7 @@ class Demand:
         """`graph`: over the module's layers, if it is not the module's own."""
         self.module = module
         self.order = {node: index for index, node in enumerate((graph or module.graph).nodes)}
-        self.roots = [node for node in self.order if node.op in ("output", "placeholder")]
+        self.roots = [node for node in self.order if node.op in ("output", "placeholder") or is_switch(node)]
         self._changes: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = {}
         self._changed: dict[fx.Node, list[fx.Node]] = {}
         for node in self.order:
@@ -54,7 +55,9 @@ class Demand:
 
     def writes(self, node: fx.Node) -> bool:
         """Whether a node acts in place."""
-        return node.op.startswith("call") and not is_check(node) and has_effect(node, self.module)
+        return (
+            node.op.startswith("call") and not is_check(node) and not is_switch(node) and has_effect(node, self.module)
+        )
 
     def _note(self, change: fx.Node) -> None:
         written = change.args[0] if change.args else change.kwargs.get("input")

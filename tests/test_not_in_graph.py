@@ -133,10 +133,19 @@ def _statistics(part: Any, x: Tensor) -> Tensor:
     return x + y
 
 
+def _layer_and_more(part: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = part.key(x).relu() + part.key(x)
+    return x * y
+
+
 REGIONS = {
     f.__name__: f
-    for f in (_no_grad, _half_decorated, _set, _by_mode, _on_again, _buffer, _in_place, _handed_on, _statistics)
-}
+    for f in (
+        _no_grad, _half_decorated, _set, _by_mode, _on_again, _buffer, _in_place, _handed_on, _statistics,
+        _layer_and_more,
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -154,6 +163,24 @@ def test_regions_without_gradients_are_in_exported_graphs(name: str) -> None:
     gated = _compared(REGIONS[name], ExportedNet)
     assert gated.facts.source.front_end == "export"
     assert "middle" in gated.gates
+
+
+class LoopingNet(Net):
+    """By its example's sizes fx can follow the loop, which is then another one at another batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.no_grad():
+            z = self.first(x).relu() + y
+        for row in x[:, 0].unsqueeze(1):
+            z = z + row.mean()
+        return self.last(self.middle(self.part(y * z).tanh()).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:.*another path in train mode")
+def test_regions_without_gradients_beside_a_loop_over_the_batch() -> None:
+    gated = _compared(lambda part, x: x, LoopingNet)
+    assert gated.facts.source.front_end == "export" and "middle" in gated.gates
 
 
 def test_autocast_switched_off_is_no_region() -> None:

@@ -16,7 +16,10 @@ from tgfx.errors import EmptyGroupError, VerificationError
 from tgfx.gated import GatedModule, present
 from tgfx.gated_check import check_gated
 from tgfx.instruments import observed
+from tgfx.ir.autocast_switch import refuse_autocast
+from tgfx.ir.pickled_code import guard_pickle
 from tgfx.ir.plain_attributes import plain_attributes_restored as _trial
+from tgfx.ir.portable import make_portable
 from tgfx.ir.rng import untouched_rng
 from tgfx.ir.tree import has_module, named_tensors
 from tgfx.ops.modules import SIZES
@@ -66,6 +69,8 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         refresh_settings(facts.source.module, gated)
         dead = observed("dead_branches", _dead(gated, survivors, opened), facts.source)
         compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
+        refuse_autocast(compact)
+        make_portable(compact, facts.source.flat_inputs())
         observed("cut", compact, facts.source)
         for name, module in gated.named_modules():
             if name and has_module(compact, name):
@@ -73,6 +78,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         compact.training = gated.training
         if verify:
             _verify(gated, compact, survivors, opened)
+    guard_pickle(compact)
     compact.meta["kept"] = kept_channels(gated, opened)
     return compact
 

@@ -17,10 +17,11 @@ import torch
 from torch import fx, nn
 
 from tgfx.capture.arguments import put_by_position
+from tgfx.capture.autocast_off import write_switches
 from tgfx.capture.exported import export_graph, has_batch_of_one
 from tgfx.capture.layer_calls import mark_layer_calls
 from tgfx.capture.modes import FOLLOWING_LAYERS, has_detached_layer, merge_modes, mode_readers
-from tgfx.capture.not_in_graph import NotInGraphError, state_watched
+from tgfx.capture.not_in_graph import CannotRunError, NotInGraphError, state_watched
 from tgfx.capture.out_arguments import write_out_arguments
 from tgfx.capture.quiet import quiet
 from tgfx.capture.raising import raise_layers
@@ -68,6 +69,7 @@ def _captured(reference: Reference, opaque: set[str], why: str) -> Source:
         with plain_attributes_restored(model):
             module = trace(model, left_out, closed, open_wrapped=open_wrapped, sizes=sizes)
         try:
+            write_switches(module, args, kwargs)
             write_detaches(module, args, kwargs)
         except NotInGraphError as error:
             raise TracingFailed(error.where or "", error) from error
@@ -100,6 +102,7 @@ def _export_watched(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         with buffers_restored(model), plain_attributes_restored(model), state_watched(model):
             model(*copy.deepcopy(args), **copy.deepcopy(kwargs))  # torch.export itself puts attributes back
         module = export_graph(model, args, kwargs, widen=widen)
+        write_switches(module, args, kwargs)
         write_detaches(module, args, kwargs)
         return module
     except NotInGraphError as error:
@@ -138,7 +141,7 @@ def _traced_by_sizes(
         with same_draws():
             found = tensors_in(source.module(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
     except TracingFailed as failure:
-        if failure.is_followed:
+        if failure.is_followed and not isinstance(failure.cause, CannotRunError):
             raise
         return None
     except Exception:

@@ -32,6 +32,10 @@ class NotInGraphError(Exception):
         self.where = where
 
 
+class CannotRunError(NotInGraphError):
+    """The graph itself does not run on the example: perhaps it is not what the model does."""
+
+
 class Surroundings(NamedTuple):
     """The state of torch that operators depend on without having it as an argument."""
 
@@ -68,6 +72,8 @@ def python_watched(tracer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", _setting(tracer)))
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_applying(tracer))))
+        stack.enter_context(mock.patch.object(torch.autocast, "__enter__", _entering(tracer)))
+        stack.enter_context(mock.patch.object(torch.autocast, "__exit__", _leaving(tracer)))
         yield
 
 
@@ -95,6 +101,26 @@ def _applying(tracer: Any) -> Any:
         raise NotInGraphError(f"has its own backward ({kind.__name__})")
 
     return apply
+
+
+def _entering(tracer: Any) -> Any:
+    plain = torch.autocast.__enter__
+
+    def enter(region: torch.autocast) -> Any:
+        tracer.autocast_regions.append(region)
+        return plain(region)
+
+    return enter
+
+
+def _leaving(tracer: Any) -> Any:
+    plain = torch.autocast.__exit__
+
+    def leave(region: torch.autocast, *error: Any) -> Any:
+        tracer.autocast_regions.remove(region)
+        return plain(region, *error)
+
+    return leave
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from tgfx.capture.attention import is_plain_attention, multihead_attention
+from tgfx.capture.autocast_off import OFF
 from tgfx.capture.not_in_graph import (
     NotInGraphError,
     Surroundings,
@@ -111,6 +112,7 @@ class GateTracer(fx.Tracer):
         self.trace_asserts = True
         self.path: list[str] = []
         self._began: list[Surroundings] = []  # of the root, and of each module on the path
+        self.autocast_regions: list[torch.autocast] = []  # that the code is in just now
         self.failed_at: str | None = None
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
@@ -206,6 +208,8 @@ class GateTracer(fx.Tracer):
         return self.sizes is not None and self.sizes.computing
 
     def _note_surroundings(self, node: fx.Node) -> None:
+        if self.autocast_regions:
+            node.meta[OFF] = (self.path or [""])[-1]  # one that switches it on is noticed below
         now = surroundings()
         if now == self._began[0]:
             return

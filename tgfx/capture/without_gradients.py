@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from tgfx.capture.not_in_graph import NotInGraphError
+from tgfx.capture.not_in_graph import CannotRunError, NotInGraphError
 from tgfx.ir.dead_code import has_effect
 from tgfx.ir.source import Source, tensors_in
 
@@ -33,7 +33,8 @@ def write_detaches(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[s
         run.run(*Source(module, args, kwargs, "fx").flat_inputs(), enable_io_processing=False)
     except Exception as error:
         where = marked[0].meta[MARK]
-        raise NotInGraphError(f"runs under torch.no_grad, in a way that cannot be followed ({error})", where) from error
+        reason = f"runs under torch.no_grad, in a way that cannot be followed ({error})"
+        raise CannotRunError(reason, where) from error
     for node in marked:
         if node.name in run.recording:
             _detach(module.graph, node, run)
@@ -89,7 +90,7 @@ def _holds_parameters(module: nn.Module, node: fx.Node) -> bool:
 
 def _detach(graph: fx.Graph, node: fx.Node, run: _Gradients) -> None:
     def detached(arg: fx.Node) -> fx.Node:
-        value = run.kept[arg]
+        value = run.kept.get(arg)  # none of a detach that was put there for a layer before
         if not _wanting((value,), {}):
             return arg
         if not isinstance(value, torch.Tensor):

@@ -7,6 +7,8 @@ import operator
 import torch
 from torch import fx
 
+from tgfx.ir.autocast_switch import is_switch
+
 
 def eliminate_dead_code(module: fx.GraphModule) -> None:
     """Drop nodes without users, but for those that act in place."""
@@ -35,6 +37,7 @@ def has_effect(node: fx.Node, module: fx.GraphModule) -> bool:
             in_place
             or node.kwargs.get("out") is not None
             or target in (operator.setitem, torch._assert)
+            or is_switch(node)
             or (name.startswith("i") and hasattr(operator, name))
             or (name.endswith("_") and not name.endswith("__"))
         )

@@ -10,6 +10,9 @@ from torch import Tensor, fx, nn
 
 from tgfx.errors import GranularityError, VerificationError
 from tgfx.gates import Elementwise
+from tgfx.ir.autocast_switch import refuse_autocast
+from tgfx.ir.pickled_code import guard_pickle
+from tgfx.ir.portable import make_portable
 from tgfx.ir.rng import untouched_rng
 from tgfx.ops.weight_gate import row_blocks
 from tgfx.passes.insert_gates import BANK
@@ -39,6 +42,7 @@ def shrink_weights(gated: WeightGatedModule, *, round_to: int | None, verify: bo
         sparse = _plain(gated)
         if verify:
             _verify(gated, sparse)
+    guard_pickle(sparse)
     return sparse
 
 
@@ -55,10 +59,12 @@ def _plain(gated: WeightGatedModule) -> fx.GraphModule:
     holder._non_persistent_buffers_set = set(gated._non_persistent_buffers_set)
     root = copy.deepcopy(holder, memo)
     source = gated.facts.source.module
-    graph = fx.Graph(tracer_cls=source.graph._tracer_cls)
+    graph = fx.Graph()  # not of our own tracer, which pickle would note
     graph.output(graph.graph_copy(source.graph, {}))
     graph._codegen = source.graph._codegen
     sparse = fx.GraphModule(root, graph, class_name=type(source).__name__)
+    refuse_autocast(sparse)
+    make_portable(sparse, gated.facts.source.flat_inputs())
     for table in _TABLES:  # also what the graph does not use, in the model's own order
         getattr(sparse, table).clear()
         getattr(sparse, table).update(getattr(root, table))
