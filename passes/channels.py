@@ -30,13 +30,14 @@ from tgfx.ir.writes import has_memory, memory_of
 from tgfx.ops import rule_for
 from tgfx.ops.connection import connected, is_connection
 from tgfx.ops.masked_call import masked_operand
-from tgfx.ops.modules import is_lowerable
+from tgfx.ops.modules import reads_as_function
 from tgfx.ops.naming import op_name
 from tgfx.ops.pointwise import is_pointwise, pointwise
 from tgfx.ops.registry import Call
 from tgfx.ops.resize import RULES, can_resize
 from tgfx.passes.attention import Attention, HeadRows
 from tgfx.passes.demand import Demand
+from tgfx.passes.free_sizes import FreeSizes
 from tgfx.passes.freezing import FreezingRecorder
 from tgfx.passes.gate_routes import GateRoutes
 from tgfx.passes.joint_layers import settle_joint_layers
@@ -108,6 +109,7 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
         self._watch = _Watch(self)
         self._by_name = {node.name: node for node in source.module.graph.nodes}
         self.routes = GateRoutes(source, self.space, self.nodes)
+        self._free = FreeSizes(self.nodes, self.const_nodes, lambda node: self.env.get(node))
         # another graph of a model is over the same tensors
         self.own: OwnTensors = like.own if like else own_tensors(source.module, self.space, tapped)
         self.params, self.buffers, self._owned = self.own.params, self.own.buffers, self.own.entries
@@ -177,6 +179,7 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
             self._freeze_opaque(n, result, closed)
         else:
             self._check_sizes(n)
+            self._keep_as_long_as_the_input(n)
             self._settle_reads(n)
             for tensor, ids in self._makers:
                 if self._has_channels(n) and can_resize(n, self.source.module):
@@ -188,6 +191,7 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
         if n.op == "placeholder":
             self.nodes[n.name] = NodeIds(tuple(TensorIds(tuple(t.shape)) for t in tensors_in(result)))
         elif n.op != "output":
+            self._free.note(n, result)
             self.nodes[n.name] = NodeIds(tuple(self._snapshot(t) for t in tensors_in(result)))
         self._live = {}
 
@@ -234,7 +238,7 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
         origin = self.origin(tensor)
         if origin is None:
             return []
-        if origin[0] == "param" and n.op == "call_module" and not is_lowerable(self._module(n)):
+        if origin[0] == "param" and n.op == "call_module" and not reads_as_function(self._module(n), n):
             return []
         if layer.ndim == tensor.ndim > 1 and self._is_as_given(tensor):
             return [Operand(origin[0], origin[1], layer, origin[2])]
@@ -277,10 +281,16 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
             by_shape.setdefault(tuple(own.shape), own)
         return list(by_shape.values())
 
+    def _keep_as_long_as_the_input(self, n: fx.Node) -> None:
+        for axis in self._free.axes(n):
+            for layer in self.ids(self.env[n.args[0]]).on_axis(axis):
+                self._free.long.update(layer.reshape(-1).tolist())
+                self.freeze(layer, "is sliced by a size of the input", limit=True)
+
     def _check_sizes(self, n: fx.Node) -> None:
         if not self._sized or can_resize(n, self.source.module):
             return
-        for tensor in self._sized:
+        for tensor in (*self._sized, *self._inputs(n)):
             for layer in self.ids(tensor).layers:
                 self.freeze(layer, f"goes through {self._op_of(n)}, which cannot be resized", limit=True)
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.source import Source
-from tgfx.ops.modules import is_lowerable
+from tgfx.ops.modules import reads_as_function
 
 COUNTED = ("convolution", "mm", "addmm")  # "flops"; any other product belongs to "flops_all" only
 _WEIGHT_AT = {"convolution": 1, "mm": 1, "addmm": 2, "mv": 0, "addmv": 1, "bmm": 1, "baddbmm": 2}
@@ -157,8 +157,6 @@ def _closed(source: Source) -> dict[str, Refusal]:
 
 def takes_weight(module: nn.Module, node: fx.Node) -> bool:
     """Whether this call can be written as a function of its weight."""
-    if len(node.args) + len(node.kwargs) != 1:  # e.g. the output_size of a transposed convolution
-        return False
-    if type(module) is nn.Embedding:
-        return module.max_norm is None and not module.sparse  # else it writes to the weight, or wants sparse gradients
-    return is_lowerable(module)
+    if type(module) is nn.Embedding:  # not if it writes to the weight, or wants sparse gradients
+        return module.max_norm is None and not module.sparse and len(node.args) + len(node.kwargs) == 1
+    return reads_as_function(module, node)

@@ -10,7 +10,7 @@ MAKERS = (
     "zeros", "ones", "full", "empty", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint",
     "scalar_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "empty_strided", "new_empty_strided",
     "tril_indices", "randperm", "triu_indices", "hann_window", "hamming_window", "bartlett_window", "kaiser_window",
-    "blackman_window", "complex", "empty_permuted",
+    "blackman_window", "empty_permuted",
 )  # fmt: skip
 LONGEST = 1 << 20  # a longer axis is surely not one of channels
 

@@ -48,6 +48,11 @@ def is_lowerable(module: nn.Module) -> bool:
     return type(module) in _CONV or type(module) in _DECONV or type(module) is nn.Linear
 
 
+def reads_as_function(module: nn.Module, node: fx.Node) -> bool:
+    """Whether this very call can be: not with more than its input (the output_size of a transposed convolution)."""
+    return is_lowerable(module) and len(node.args) + len(node.kwargs) == 1
+
+
 def is_resizable_module(module: nn.Module) -> bool:
     """Layers we know how to cut, and torch's own layers that hold no tensor at all."""
     if type(module) in _CUTTABLE:

@@ -18,7 +18,7 @@ MOVES = (
     "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "narrow", "movedim",
     "swapaxes", "repeat_interleave", "tile", "rot90", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split",
     "unsafe_split_with_sizes", "numpy_T", "mT", "permute_copy", "transpose_copy", "native_channel_shuffle",
-    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "t_copy", "view_as_real", "repeat",
+    "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "t_copy", "repeat",
 )  # fmt: skip
 # operators whose arguments are sizes: whoever calls one must be able to resize it
 SIZED = {
@@ -143,6 +143,28 @@ def _on_axis(ids: torch.Tensor, axis: int, ndim: int) -> torch.Tensor:
     shape = [1] * ndim
     shape[axis] = -1
     return ids.reshape(shape)
+
+
+@register("view_as_real", "view_as_real_copy")
+def as_real(call: Call) -> None:
+    """A complex entry becomes two on an axis of their own, which are one channel."""
+    rec, x = call.rec, call.args[0]
+    rec.give(call.out, [layer.unsqueeze(-1) for layer in rec.ids(x).layers])
+
+
+@register("view_as_complex", "view_as_complex_copy")
+def as_complex(call: Call) -> None:
+    """Pairs on the last axis become one entry: they go together."""
+    rec, x = call.rec, call.args[0]
+    layers = []
+    for layer in rec.ids(x).layers:
+        first = layer.narrow(-1, 0, 1)
+        if layer.shape[-1] > 1:
+            rec.unite(layer, first)
+            if first.numel() == 1:  # the axis of pairs itself
+                rec.freeze(layer, "is a part of complex numbers")
+        layers.append(first.squeeze(-1))
+    rec.give(call.out, [layer for layer in layers if layer.numel() > 1])
 
 
 @register("roll")

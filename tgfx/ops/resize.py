@@ -23,15 +23,15 @@ from tgfx.ops.sizes_read import read_numel, read_size
 AGNOSTIC = {
     "flatten", "ravel", "linear", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "instance_norm", "batch_norm",
-    "normalize", "softmax", "log_softmax", "expand_as", "view_as", "reshape_as", "squeeze", "unsqueeze", "transpose",
+    "normalize", "softmax", "log_softmax", "squeeze", "unsqueeze", "transpose",
     "permute", "t", "movedim", "cat", "stack", "hstack", "vstack", "dstack", "tile", "repeat",
     "flip", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "unfold", "prelu",
     "glu", "dropout", "embedding", "tensordot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d", "unbind",
-    "atleast_2d", "broadcast_tensors", "mT", "T", "H", "select", "where", "index", "alpha_dropout", "feature_dropout",
+    "atleast_2d", "mT", "T", "H", "select", "where", "index", "alpha_dropout", "feature_dropout",
     "dropout1d", "dropout2d", "dropout3d", "numpy_T", "diagonal", "tril", "triu", "index_select",
     "local_response_norm", "pairwise_distance", "outer", "ger", "kron", "bilinear", "cosine_similarity", "matrix_exp",
-    "mv", "inner", "addcmul",
+    "mv", "inner", "addcmul", "real", "imag",
 }  # fmt: skip
 _RESHAPE = {"view", "reshape", "expand", "unflatten"}
 _SPLIT = {
@@ -83,20 +83,20 @@ def _reshape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     kwargs = dict(copy.kwargs)
     if name == "unflatten":
         dim = rest[0] if rest else kwargs["dim"]
-        sizes = list(rest[1] if len(rest) > 1 else kwargs["sizes"])
+        seen, by_name = cut.seen(node)
+        given = rest[1] if len(rest) > 1 else kwargs["sizes"]
+        sizes = _one_by_one(cut, given, seen[2] if len(seen) > 2 else by_name["sizes"], copy)
         offset = dim % len(cut.before(node.args[0]))  # type: ignore[arg-type]
     else:
         if rest and isinstance(rest[0], torch.dtype):
             return copy
         key = next((k for k in ("size", "shape", "sizes") if k in kwargs), None)
         given = kwargs.pop(key) if key else (rest[0] if len(rest) == 1 else rest)
-        sizes = _one_by_one(cut, node, given, copy)
+        args, by_name = cut.seen(node)
+        sizes = _one_by_one(cut, given, args[1] if len(args) > 1 else next(iter(by_name.values())), copy)
         offset = len(cut.before(node)) - len(sizes)
-    shape = cut.before(node)
     with cut.graph.inserting_before(copy):
-        sizes = [
-            _scaled(cut, size, shape[offset + i], size_after(cut, node, offset + i)) for i, size in enumerate(sizes)
-        ]
+        sizes = _scaled_sizes(cut, node, copy, sizes, offset)
     if name == "unflatten":
         copy.args = (x, dim, sizes)
         copy.kwargs = {}
@@ -121,12 +121,58 @@ def _unflatten_module(cut: Cut, node: fx.Node, copy: fx.Node, module: nn.Unflatt
         return cut.graph.call_function(torch.unflatten, (copy.args[0], first, sizes))
 
 
-def _one_by_one(cut: Cut, node: fx.Node, given: Any, copy: fx.Node) -> list[Any]:
+def _scaled_sizes(cut: Cut, node: fx.Node, copy: fx.Node, sizes: list[Any], offset: int) -> list[Any]:
+    before, after = cut.before(node), [size_after(cut, node, axis) for axis in range(len(cut.before(node)))]
+    scaled = [_scaled(cut, size, before[offset + i], after[offset + i]) for i, size in enumerate(sizes)]
+    left_out = next((i for i, size in enumerate(sizes) if isinstance(size, int) and size == -1), None)
+    if left_out is not None and 0 in after:  # torch cannot tell it of nothing
+        others = [size for i, size in enumerate(sizes) if i != left_out]
+        size = _floordiv(cut, _size_before(cut, node, copy, offset), others)
+        scaled[left_out] = _scaled(cut, size, before[offset + left_out], after[offset + left_out])
+    return scaled
+
+
+def _size_before(cut: Cut, node: fx.Node, copy: fx.Node, offset: int) -> list[Any]:
+    """Of the axes that are reshaped, as they would be without the cut."""
+    x = node.args[0]
+    ndim = len(cut.before(x))  # type: ignore[arg-type]
+    axes = range(offset, offset + 1) if op_name(node) == "unflatten" else range(ndim)
+    return [
+        cut.graph.call_method("size", (copy.args[0], axis)) if cut.kept(x, axis) is None else cut.before(x)[axis]  # type: ignore[arg-type]
+        for axis in axes
+    ]
+
+
+def _floordiv(cut: Cut, factors: list[Any], divisors: list[Any]) -> Any:
+    size: Any = 1
+    for function, numbers in ((operator.mul, factors), (operator.floordiv, divisors)):
+        for number in numbers:
+            plain = isinstance(size, int) and isinstance(number, int)
+            size = function(size, number) if plain else cut.graph.call_function(function, (size, number))
+    return size
+
+
+def _as_other(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
+    """x.expand_as(y), x.view_as(y), x.reshape_as(y): y may be left with other channels than x."""
+    other = node.args[1] if len(node.args) > 1 else node.kwargs["other"]
+    before = cut.before(node)
+    if all(cut.kept(node, axis) == cut.kept(other, axis) for axis in range(len(before))):  # type: ignore[arg-type]
+        return copy
+    smaller = copy.args[1] if len(copy.args) > 1 else copy.kwargs["other"]
+    with cut.graph.inserting_before(copy):
+        sizes = []
+        for axis, size in enumerate(before):
+            now = cut.graph.call_method("size", (smaller, axis))
+            full = _scaled(cut, now, size_after(cut, other, axis), size)  # type: ignore[arg-type]
+            sizes.append(_scaled(cut, full, size, size_after(cut, node, axis)))
+        method = op_name(node).removesuffix("_as")
+        return cut.graph.call_method(method, (copy.args[0], *sizes))
+
+
+def _one_by_one(cut: Cut, given: Any, seen: Any, copy: fx.Node) -> list[Any]:
     """Sizes as a list, also where the call got a single number or a whole shape computed elsewhere."""
     if isinstance(given, list | tuple):
         return list(given)
-    args, kwargs = cut.seen(node)
-    seen = args[1] if len(args) > 1 else next(iter(kwargs.values()))
     if not isinstance(seen, list | tuple):
         return [given]
     with cut.graph.inserting_before(copy):
@@ -253,6 +299,7 @@ def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     x = node.args[0]
     args, kwargs = cut.seen(node)
     pad = list(args[1] if len(args) > 1 else kwargs["pad"])
+    new = _one_by_one(cut, copy.args[1] if len(copy.args) > 1 else copy.kwargs["pad"], pad, copy)
     ndim, changed = len(cut.before(x)), False  # type: ignore[arg-type]
     for i in range(0, len(pad), 2):
         axis = ndim - 1 - i // 2
@@ -262,8 +309,8 @@ def _pad(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
         changed = True
         end = pad[i] + cut.before(x)[axis]  # type: ignore[arg-type]
         first, last = (sum(k < pad[i] for k in kept), sum(k >= end for k in kept))
-        pad[i], pad[i + 1] = (new if old > 0 else old for new, old in ((first, pad[i]), (last, pad[i + 1])))
-    return _with_argument(copy, 1, "pad", pad) if changed else copy
+        new[i], new[i + 1] = (now if old > 0 else old for now, old in ((first, pad[i]), (last, pad[i + 1])))
+    return _with_argument(copy, 1, "pad", new) if changed else copy
 
 
 def _with_argument(copy: fx.Node, position: int, key: str, value: Any) -> fx.Node:
@@ -335,6 +382,7 @@ def _attention(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_RESHAPE, _reshape),
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as"), _as_other),
     **dict.fromkeys(_SPLIT, _split),
     "getitem": _getitem,
     "repeat_interleave": _repeat_interleave,
