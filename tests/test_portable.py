@@ -69,6 +69,17 @@ class AsksForSizes(Net):
         return self.head(self.first(x).relu()) * wanted
 
 
+class ReadsAsFar(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x).relu()) + self.part(self.table[:1, : x.shape[1]] + x)
+
+
+class Pools(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()[:, :, None]
+        return self.head((F.max_pool1d(y, 1) + F.adaptive_max_pool1d(y, 1)).flatten(1))
+
+
 class Resizes(Net):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x).relu()
@@ -76,7 +87,7 @@ class Resizes(Net):
         return self.head(y) + self.part(a) + self.part(b)
 
 
-MODELS = [Alias, Counts, ReadsTable, OwnTensor, Noise, AsksForSizes, Resizes]
+MODELS = [Alias, Counts, ReadsTable, OwnTensor, Noise, AsksForSizes, Resizes, ReadsAsFar, Pools]
 GRANULARITIES = ["channel", "weight"]
 
 
@@ -114,6 +125,21 @@ def test_a_loaded_model_is_the_same(kind: type[Net], granularity: str) -> None:
             assert torch.equal(*results), step
         for name, buffer in model.named_buffers():
             assert torch.equal(other.get_buffer(name), buffer), name
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_loaded_gated_model_is_the_same(kind: type[Net], granularity: str) -> None:
+    torch.manual_seed(0)
+    gated = tgfx.transform(kind().double(), torch.randn(5, 4, dtype=torch.float64), granularity=granularity).eval()
+    other = loaded(loaded(gated))
+    for step in range(3):
+        x = torch.randn(5, 4, dtype=torch.float64)
+        results = []
+        for one in (gated, other):
+            torch.manual_seed(step)
+            results.append(one(x))
+        assert torch.equal(*results), step
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,17 @@ class _Op:
         return value
 
 
+@dataclass(frozen=True)
+class _Named:
+    """Stands for a function that pickle cannot find by its own name: F.max_pool2d is `fn` inside of another one."""
+
+    module: str
+    name: str
+
+    def resolve(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
+
+
 class _Codegen:
     """How a graph takes its inputs apart; copied by reference, and pickled without torch's own deprecation noise."""
 
@@ -58,10 +71,19 @@ def _unpickled_codegen(data: bytes) -> _Codegen:
 def pack_graph(graph: fx.Graph) -> dict[str, Any]:
     nodes = []
     for node in graph.nodes:
-        target = _Op(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else node.target
+        target = _target(node.target)
         args = fx.node.map_aggregate((node.args, node.kwargs), _pack)
         nodes.append((node.op, node.name, target, args, source_line(node)))
     return {"nodes": nodes, "codegen": _Codegen(graph._codegen)}
+
+
+def _target(target: Any) -> Any:
+    if isinstance(target, torch._ops.OpOverload):
+        return _Op(str(target))
+    home, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    if "<locals>" in getattr(target, "__qualname__", "") and getattr(sys.modules.get(home), name, None) is target:
+        return _Named(home, name)
+    return target
 
 
 def unpack_graph(state: dict[str, Any]) -> fx.Graph:
@@ -69,7 +91,7 @@ def unpack_graph(state: dict[str, Any]) -> fx.Graph:
     graph._codegen = state["codegen"].codegen
     made: dict[str, fx.Node] = {}
     for op, name, target, packed, line in state["nodes"]:
-        target = target.resolve() if isinstance(target, _Op) else target
+        target = target.resolve() if isinstance(target, _Op | _Named) else target
         args, kwargs = fx.node.map_aggregate(packed, lambda a: made[a.name] if isinstance(a, _Ref) else a)
         node = graph.create_node(op, target, args, kwargs, name=name)
         node.name = name

@@ -5,6 +5,7 @@ torch pickles an fx.GraphModule as code, which fx traces again when it is loaded
     a += b                   becomes a = a + b: other names of `a` would not see it    ->  a.add_(b)
     len(x), not x            cannot be traced                                          ->  marked, as fx.wrap does
     n = self.n; n.view(3)    a buffer is no traced value: the result becomes a constant ->  n = self.n.to(weight.device)
+    self.pos[:, : x.size(1)] a buffer takes no traced index                             ->  the same
     torch.zeros(3)           nothing traced goes in: the result becomes a constant      ->  device=weight.device
 """
 
@@ -42,7 +43,8 @@ def make_portable(module: fx.GraphModule, inputs: list[Any]) -> None:
     untraced: set[fx.Node] = set()  # values that are no traced ones when the code is loaded
     for node in list(module.graph.nodes):
         if node.op == "get_attr" and not isinstance(_attribute(module, node), nn.Parameter):
-            if any(_only(untraced | {node}, user) for user in node.users) and device.after(node):
+            alone = any(_only(untraced | {node}, user) or _is_index(user) for user in node.users)
+            if alone and device.after(node):
                 continue
             untraced.add(node)
         elif node.op == "call_function":
@@ -59,6 +61,10 @@ def make_portable(module: fx.GraphModule, inputs: list[Any]) -> None:
 def _only(untraced: set[fx.Node], node: fx.Node) -> bool:
     """Whether a call would be given nothing traced. Layers are always written down."""
     return node.op in ("call_function", "call_method") and all(arg in untraced for arg in node.all_input_nodes)
+
+
+def _is_index(node: fx.Node) -> bool:
+    return node.target is operator.getitem and len(node.all_input_nodes) > 1
 
 
 def is_pythons(target: Any) -> bool:

@@ -21,7 +21,8 @@ UNTAGGED = (
     "exponential", "fill", "zero", "clone", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy",
     "contiguous", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
     "masked_fill", "where", "clamp", "rrelu_with_noise", "log_sigmoid_forward", "nan_to_num", "isnan", "isinf",
-    "to", "type_as", "complex", "polar", "_conj", "conj_physical", "lerp", "frexp", "_assert_tensor_metadata",
+    "to", "type_as", "complex", "polar", "_neg_view", "_neg_view_copy", "_conj", "conj_physical", "lerp", "frexp",
+    "_assert_tensor_metadata",
 )  # fmt: skip
 
 # Operators through which a zero stays a zero (used to find what a gate may be multiplied to).
