@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from tgfx.capture.parametrized import parametrised_tensors
+from tgfx.capture.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.errors import EmptyGroupError, VerificationError
 from tgfx.gated import GatedModule, present
 from tgfx.gated_check import check_gated
@@ -69,6 +70,7 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         refresh_settings(facts.source.module, gated)
         dead = observed("dead_branches", _dead(gated, survivors, opened), facts.source)
         compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
+        replace_rounded_drop_paths(compact, as_model_takes(facts.source.flat_inputs(), gated))
         refuse_autocast(compact)
         make_portable(compact, facts.source.flat_inputs())
         observed("cut", compact, facts.source)

@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor, fx, nn
 
+from tgfx.capture.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.errors import GranularityError, VerificationError
 from tgfx.gates import Elementwise
 from tgfx.ir.autocast_switch import refuse_autocast
@@ -70,6 +71,7 @@ def _plain(gated: WeightGatedModule) -> fx.GraphModule:
         getattr(sparse, table).update(getattr(root, table))
     sparse._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
     sparse.training = gated.training
+    replace_rounded_drop_paths(sparse, as_model_takes(gated.facts.source.flat_inputs(), gated))
     return sparse
 
 
