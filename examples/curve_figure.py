@@ -16,7 +16,8 @@ def draw(lines: Mapping[str, Line], path: Path, *, title: str, unit: str) -> Non
     low, high = min(values), max(values)
     high = high if high > low else low + 1e-3
     least = min(*shares, 0.99)  # a line of whole models only has no width
-    marks = sorted({round(share, 2) for share in shares if least < share < 1})
+    # not where they would cover the marks of the ends
+    marks = sorted({round(share, 2) for share in shares} - {round(least, 2), 1.0})
 
     def place(share: float, value: float) -> tuple[str, str]:
         x = LEFT + WIDTH * (1 - share) / (1 - least)

@@ -1,10 +1,11 @@
 """A part of an experiment that runs for long: what it was begun with, and the result it leaves.
 
     asked.json      settings and what it begins with, written when it begins
+    checkpoint.pt   written on the way
     result.json     its figures, written when it is done
 
 Whoever starts it again gets the result, or goes on from its checkpoint; but not with other settings, since the result
-would then stand for what it is not.
+would then stand for what it is not. Where there is neither, the settings may be others.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,53 @@ from torch import Tensor, nn
 import tgfx
 from tgfx.whole_file import whole_file
 
+CHECKPOINT = "checkpoint.pt"
+
 
 class Stage:
-    """`asked`: all that the result depends on. `prefix`: for several stages in one folder."""
+    """`asked`: all that the result depends on. `prefix`, `checkpoint`: for several stages in one folder.
 
-    def __init__(self, folder: Path, asked: Mapping[str, Any], *, prefix: str = "") -> None:
-        self.folder = folder
+    `later`: names in `asked` that were not noted at first. A stage that was begun before then holds for any value.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        asked: Mapping[str, Any],
+        *,
+        prefix: str = "",
+        checkpoint: str | None = None,
+        later: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.later = folder, later
         self.asked: dict[str, Any] = json.loads(json.dumps(asked))  # as a file has it: lists for tuples
         self.result, self.noted = folder / f"{prefix}result.json", folder / f"{prefix}asked.json"
+        self.checkpoint = folder / (checkpoint or f"{prefix}{CHECKPOINT}")
         self._trained, self._since = 0.0, time.time()
 
     def begin(self) -> dict[str, Any] | None:
-        """The result if there is one; else None, and the settings are noted. Other settings are refused."""
-        if self.noted.is_file():
-            self._check(read_json(self.noted))
-        elif self.result.is_file():
-            raise SystemExit(f"{self.result} does not say what it was begun with: choose another --out, or remove it")
+        """The result if there is one; else None, and the settings are noted. Something left refuses others."""
+        left = self._left()
+        if left is not None:
+            self._check(left)
         if self.result.is_file():
             return read_json(self.result)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_json(self.noted, self.asked)
         self._since = time.time()
         return None
 
-    def _check(self, noted: dict[str, Any]) -> None:
-        differ = ", ".join(_differences(noted, self.asked))
+    def _left(self) -> Path | None:
+        """What its settings stand for: the result, or the checkpoint to go on from (or the one before that)."""
+        before = self.checkpoint.with_name(f"{self.checkpoint.name}.previous")
+        return next((file for file in (self.result, self.checkpoint, before) if file.is_file()), None)
+
+    def _check(self, left: Path) -> None:
+        if not self.noted.is_file():
+            raise SystemExit(f"{left} does not say what it was begun with: choose another --out, or remove it")
+        noted = read_json(self.noted)
+        asked = {name: own for name, own in self.asked.items() if name in noted or name not in self.later}
+        differ = ", ".join(_differences(noted, asked))
         if differ:
             raise SystemExit(
                 f"{self.folder} was begun with other settings ({differ}): choose another --out, or remove {self.folder}"
@@ -73,13 +95,11 @@ class Stage:
         return found
 
 
-@contextmanager
-def without_traceback() -> Iterator[None]:
-    """A file that is missing is for the user to mend, and its error says how."""
+def make_folder(folder: Path) -> None:
     try:
-        yield
-    except FileNotFoundError as error:
-        raise SystemExit(str(error)) from error
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"{folder} cannot be made a folder ({error.strerror}): choose another --out") from error
 
 
 def digest(*tensors: Tensor | nn.Module | Mapping[str, Tensor]) -> str:

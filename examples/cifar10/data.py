@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from examples.mistakes import reading
 from examples.stage import digest
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -128,11 +129,12 @@ def _labels(path: Path) -> Tensor:
 
 def _from_tar(path: Path) -> tuple[Images, Images]:
     """The original archive: pickles of plain dicts (an archive that you trust: pickles can run code)."""
-    with tarfile.open(path) as archive:
+    with reading(path, "the whole archive of CIFAR-10 for Python"), tarfile.open(path) as archive:
 
         def part(name: str) -> Images:
             member = archive.extractfile(f"cifar-10-batches-py/{name}")
-            assert member is not None
+            if member is None:
+                raise LookupError(f"{name} is no file")
             entries = pickle.load(member, encoding="bytes")
             pixels = torch.from_numpy(np.asarray(entries[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32))
             return Images(pixels, torch.tensor(entries[b"labels"], dtype=torch.int64))

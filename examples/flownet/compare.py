@@ -14,16 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from examples.mistakes import without_traceback
+from examples.options import count
 from examples.stage import read_json, write_json
 
 TURNS = 40
 WARM_UP = 3
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder that examples.flownet.run was given as --out")
-    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--turns", type=count, default=TURNS)
     options = parser.parse_args(arguments)
     if not options.out.is_dir():
         raise SystemExit(f"{options.out} is no folder")

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from examples.flownet.casting import random_scene
-from examples.flownet.photos import read_image
+from examples.flownet.photos import digest_of, read_image
+from examples.mistakes import reading
+from examples.stage import read_json, write_json
 
 GREY = 0.45  # about the mean of photographs
+MADE_OF = "made_of.json"
 FLO_MAGIC = 202021.25  # the first number in a .flo file
 
 
@@ -86,6 +89,7 @@ def made_pairs(
         pairs = Pairs(*(np.empty(shape, kind) for shape, kind in shapes.values()))
         _fill(pairs, photos, size, seed, speed)
         return pairs
+    made_of = {"photographs": digest_of(photos), "seed": seed, "speed": speed}
     if not store.exists():
         aside = store.with_name(store.name + ".writing")  # a store that exists is whole
         aside.mkdir(parents=True, exist_ok=True)
@@ -94,10 +98,12 @@ def made_pairs(
             for name, (shape, kind) in shapes.items()
         )
         _fill(Pairs(*mapped), photos, size, seed, speed)
+        write_json(aside / MADE_OF, made_of)
         aside.rename(store)
     pairs = Pairs(*(np.load(store / f"{name}.npy", mmap_mode="r") for name in shapes))
-    if pairs.images.shape != shapes["images"][0]:
-        raise ValueError(f"{store} holds other pairs ({pairs.images.shape}): remove it, or choose another folder")
+    noted = store / MADE_OF  # pairs made by an earlier version have none
+    if pairs.images.shape != shapes["images"][0] or (noted.is_file() and read_json(noted) != made_of):
+        raise SystemExit(f"{store} holds other pairs ({pairs.images.shape}): remove it, or choose another --out")
     return pairs
 
 
@@ -118,9 +124,10 @@ def read_chairs(folder: Path) -> Pairs:
             f"{folder} holds no pairs of FlyingChairs: expected 0000000-img0.ppm, -img1.ppm, -gt.flo, ... "
             "(https://github.com/lmb-freiburg/flownet2, data/FlyingChairs_examples)"
         )
-    images = [torch.cat([read_image(folder / f"{name}-img{index}.ppm") for index in (0, 1)]) for name in names]
-    flows = [read_flo(folder / f"{name}-gt.flo") for name in names]
-    return Pairs(torch.stack(images).mul_(255).round_().byte().numpy(), torch.stack(flows).numpy())
+    with reading(folder, "whole pairs of FlyingChairs, all of one size"):
+        images = [torch.cat([read_image(folder / f"{name}-img{index}.ppm") for index in (0, 1)]) for name in names]
+        flows = [read_flo(folder / f"{name}-gt.flo") for name in names]
+        return Pairs(torch.stack(images).mul_(255).round_().byte().numpy(), torch.stack(flows).numpy())
 
 
 def read_flo(path: Path) -> Tensor:

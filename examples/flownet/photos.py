@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from examples.stage import digest
 
 
 def read_photos(folder: Path) -> list[Tensor]:
@@ -19,6 +22,11 @@ def read_photos(folder: Path) -> list[Tensor]:
             "DATA/bsds500/test (https://github.com/BIDS/BSDS500, BSDS500/data/images)"
         )
     return [read_image(path) for path in paths]
+
+
+def digest_of(photos: Sequence[Tensor]) -> str:
+    """Tells photographs from others by their number, their sizes and a pixel here and there, which takes no time."""
+    return digest(*(photo[:, ::16, ::16] for photo in photos))
 
 
 def read_image(path: Path) -> Tensor:

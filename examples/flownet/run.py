@@ -25,10 +25,13 @@ import tgfx
 from examples.flownet.error import end_point_errors, multiscale_error, still_error
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs
-from examples.flownet.photos import made_photos, read_photos
-from examples.stage import Stage, digest, without_traceback
+from examples.flownet.photos import digest_of, made_photos, read_photos
+from examples.mistakes import without_traceback
+from examples.options import count, positive, share
+from examples.stage import Stage, digest
 
 TRAIN_SEED, HELD_OUT_SEED = 1, 2
+STRIDE = 64  # of the net
 QUICK_SPEED = 0.1  # motions of about a pixel, which is what a small net learns first
 
 
@@ -39,6 +42,7 @@ class Data:
     train: Pairs
     chairs: Pairs
     held_out: Pairs
+    photographs: list[str]  # digests of those that pairs were made from, to train on and held out
 
     @property
     def digest(self) -> list[str]:
@@ -48,8 +52,12 @@ class Data:
         ]
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if any(side < 1 or side % STRIDE for side in options.crop):
+        parser.error(f"--crop: multiples of {STRIDE}, the net halves six times; not {options.crop}")
     torch.set_num_threads(options.threads)
     if options.quick:
         return _quick(options)
@@ -58,9 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.stage == "base" and _budget(options) is not None:
         raise SystemExit("budgets are for the stage `further`: the base is trained whole")
     _base_of(options)  # before pairs are made
-    with without_traceback():
-        own = _load(options)
-    return run_stage(options, own)
+    return run_stage(options, _load(options))
 
 
 def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
@@ -70,7 +76,8 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
     base = _base_of(options)
     if base is not None:
         model.load_state_dict(load_file(base))
-    stage = Stage(options.out / _name(options), {**_asked(options), "begins": digest(model), "pairs": data.digest})
+    asked = {**_asked(options), "begins": digest(model), "pairs": data.digest, "photographs": data.photographs}
+    stage = Stage(options.out / _name(options), asked, later=["photographs"])
     folder = stage.folder
     done = stage.begin()
     if done is not None:
@@ -78,7 +85,7 @@ def run_stage(options: argparse.Namespace, data: Data) -> dict[str, Any]:
             print(f"{stage.result} is there already", flush=True)
         return done
     before = _means(_errors(model, data))
-    gated, result = _trained(options, model, data, folder)
+    gated, result = _trained(options, model, data, stage)
     stage.trained(result)
     budget = _budget(options)
     compact = _cut(gated, budget)
@@ -105,13 +112,13 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trained(
-    options: argparse.Namespace, model: FlowNetSimple, data: Data, folder: Path
+    options: argparse.Namespace, model: FlowNetSimple, data: Data, stage: Stage
 ) -> tuple[tgfx.GatedModule, tgfx.FitResult]:
     # prices are those of the size that is reported
     gated = tgfx.transform(model, torch.randn(1, 6, *data.chairs.images.shape[-2:]))
     budget = _budget(options)
     if "latency" in (budget or {}):
-        gated.use_latency(_latency_table(gated, folder / "latency.csv"))
+        gated.use_latency(_latency_table(gated, stage.folder / "latency.csv"))
     result = tgfx.fit(
         gated,
         PairBatches(data.train, options.crop, options.batch, seed=options.seed),
@@ -121,9 +128,9 @@ def _trained(
         optimizer=torch.optim.Adam(tgfx.param_groups(gated, lr=options.lr)),
         amp=torch.bfloat16 if options.bf16 else None,
         clip=options.clip,
-        checkpoint=folder / "checkpoint.pt",
+        checkpoint=stage.checkpoint,
         checkpoint_every=500,
-        log=folder / "log",
+        log=stage.folder / "log",
         log_every=options.log_every,
         progress=not options.quiet,
         seed=options.seed + (options.stage == "further"),  # further steps see other crops than the base did
@@ -203,9 +210,8 @@ def _load(options: argparse.Namespace) -> Data:
     photos = read_photos(options.data / "bsds500" / "train")
     train = made_pairs(photos, size, options.pairs, TRAIN_SEED, options.out / "pairs")
     others = read_photos(options.data / "bsds500" / "test")
-    return Data(
-        train, chairs, made_pairs(others, chairs.images.shape[-2:], 50, HELD_OUT_SEED, options.out / "held_out")
-    )
+    held_out = made_pairs(others, chairs.images.shape[-2:], 50, HELD_OUT_SEED, options.out / "held_out")
+    return Data(train, chairs, held_out, [digest_of(photos), digest_of(others)])
 
 
 def _quick(options: argparse.Namespace) -> dict[str, Any]:
@@ -216,6 +222,7 @@ def _quick(options: argparse.Namespace) -> dict[str, Any]:
         made_pairs(photos, (80, 80), 80, TRAIN_SEED, speed=QUICK_SPEED),
         made_pairs(others, (64, 64), 8, HELD_OUT_SEED, speed=QUICK_SPEED),
         made_pairs(others, (64, 64), 8, HELD_OUT_SEED + 1, speed=QUICK_SPEED),
+        [digest_of(photos), digest_of(others)],
     )
     results = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -231,19 +238,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("stage", choices=("base", "further"), nargs="?")
     parser.add_argument("--data", type=Path, help="folder with bsds500/ and flyingchairs/ (see README.md)")
     parser.add_argument("--out", type=Path, default=Path("runs/flownet"))
-    parser.add_argument("--channels", type=float, help="share of the channels to keep; without, the net stays whole")
-    parser.add_argument("--latency", type=float, help="share of ONNX Runtime's time to keep, besides or instead")
-    parser.add_argument("--width", type=float, default=0.375, help="of the layers, 1 is the published net")
-    parser.add_argument("--pairs", type=int, default=3000, help="to make and train on")
+    parser.add_argument("--channels", type=share, help="share of the channels to keep; without, the net stays whole")
+    parser.add_argument("--latency", type=share, help="share of ONNX Runtime's time to keep, besides or instead")
+    parser.add_argument("--width", type=positive, default=0.375, help="of the layers, 1 is the published net")
+    parser.add_argument("--pairs", type=count, default=3000, help="to make and train on")
     parser.add_argument("--crop", type=int, nargs=2, default=(192, 256), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=10000)
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--clip", type=float, help="largest gradient norm")
+    parser.add_argument("--batch", type=count, default=4)
+    parser.add_argument("--steps", type=count, default=10000)
+    parser.add_argument("--lr", type=positive, default=5e-4)
+    parser.add_argument("--clip", type=positive, help="largest gradient norm")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); errors are of float32")
-    parser.add_argument("--log-every", type=int, default=100)
+    parser.add_argument("--log-every", type=count, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--quick", action="store_true", help="a narrow net on images made here, under a minute")
     parser.add_argument("--quiet", action="store_true")
     return parser

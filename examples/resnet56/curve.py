@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 import tgfx
+from examples import options as kinds
 from examples.cifar10 import data
 from examples.curve_figure import draw
+from examples.mistakes import without_traceback
 from examples.resnet56.given import given
 from examples.resnet56.losses import LOSSES
 from examples.resnet56.run import GRANULARITIES, accuracy, quick_model
@@ -79,11 +81,12 @@ class Task:
     bf16: bool
     seed: int
 
-    def asked(self, share: float) -> dict[str, Any]:
-        """Each share goes on from the one before."""
+    def asked(self, share: float, gated: tgfx.GatedModule) -> dict[str, Any]:
+        """Each share goes on from the one before: `gated`, as this one begins."""
         same = {name: getattr(self, name) for name in ("steps", "batch", "loss", "bf16", "seed")}
         way = [own for own in self.shares if own >= share]
-        return {**same, "way": way, "begins": digest(self.model), "images": [self.train.digest, self.test.digest]}
+        begins = {"begins": digest(self.model), "gates": digest(gated)}
+        return {**same, "way": way, **begins, "images": [self.train.digest, self.test.digest]}
 
 
 def go_down(task: Task, run: str, out: Path) -> list[Point]:
@@ -93,10 +96,10 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
     points = []
     for share in task.shares:
         folder = out / f"{run.replace(', ', '-').replace(' ', '-')}-{share:g}"
-        stage = Stage(folder, task.asked(share))
+        stage = Stage(folder, task.asked(share, gated), later=["gates"])
         found = stage.begin()
         if found is None:
-            fitted = _train_gates(task, gated, own, share, folder)
+            fitted = _train_gates(task, gated, own, share, stage)
             stage.trained(fitted)
             torch.save(gated.state_dict(), folder / MODEL)
             found = stage.write({"point": asdict(_point(task, gated, run, share, fitted.seconds))})
@@ -106,7 +109,7 @@ def go_down(task: Task, run: str, out: Path) -> list[Point]:
     return points
 
 
-def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, folder: Path) -> tgfx.FitResult:
+def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, stage: Stage) -> tgfx.FitResult:
     return tgfx.fit(
         gated,
         data.Batches(task.train, task.batch, augment=True, seed=task.seed),
@@ -117,9 +120,9 @@ def _train_gates(task: Task, gated: tgfx.GatedModule, run: Run, share: float, fo
         train="gates",
         recalibrate=run.measured,
         amp=torch.bfloat16 if task.bf16 else None,
-        checkpoint=folder / "checkpoint.pt",
+        checkpoint=stage.checkpoint,
         checkpoint_every=100,
-        log=folder / "log",
+        log=stage.folder / "log",
         log_every=10,
         progress=False,
         seed=task.seed,
@@ -144,8 +147,12 @@ def _check_cut(gated: tgfx.GatedModule, images: data.Images) -> None:
         raise RuntimeError(f"the cut model is off by {off:.3g} of its largest answer")
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> list[Point]:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if list(options.shares) != sorted(set(options.shares), reverse=True):
+        parser.error("--shares fall: each one goes on from the one before")
     torch.set_num_threads(1)
     if options.quick:
         task = Task(quick_model(), data.made(512), data.made(200, seed=1), (0.8, 0.6), 20, 32, "probe", False, 0)
@@ -177,10 +184,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the FLOPs, falling")
+    parser.add_argument("--shares", type=kinds.share, nargs="+", default=SHARES, help="of the FLOPs, falling")
     parser.add_argument("--runs", nargs="+", choices=tuple(RUNS), default=tuple(RUNS), help="default: all")
-    parser.add_argument("--steps", type=int, default=100, help="at each share")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=kinds.count, default=100, help="at each share")
+    parser.add_argument("--batch", type=kinds.count, default=128)
     parser.add_argument("--loss", choices=tuple(LOSSES), default="probe", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="search in bfloat16 (autocast); accuracies are of float32")
     parser.add_argument("--seed", type=int, default=0)

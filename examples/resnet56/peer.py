@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from examples.cifar10 import data
+from examples.mistakes import without_traceback
+from examples.options import count, positive, share
 from examples.resnet56.given import given
 from examples.resnet56.losses import LOSSES, PLAIN, Step
 from examples.resnet56.run import BATCH, accuracy, quick_model
@@ -33,6 +36,7 @@ from tgfx.whole_file import whole_file
 STEPS = 400  # in which the pruner goes towards its largest ratio; it stops at the budget
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -47,6 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return _run(options, *given(options))
 
 
+def _version() -> str:
+    try:
+        return metadata.version("torch-pruning")
+    except metadata.PackageNotFoundError as error:
+        raise SystemExit("this needs Torch-Pruning: pip install torch-pruning==1.6.1, or make zoo") from error
+
+
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
     asked = {**_asked(options), "begins": digest(model), "images": [train.digest, test.digest]}
     stage = Stage(options.out, asked)
@@ -54,14 +65,38 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
     if done is not None:
         print(f"{stage.result} is there already", flush=True)
         return done
+    version = _version()  # before hours of training, not after
     before, whole, weights = accuracy(model, test), flops(model), sum(p.numel() for p in model.parameters())
+    loader = data.Batches(train, options.batch, augment=not options.quick, seed=options.seed)
+    try:
+        state = _trained(options, stage, model, loader, test)
+    except KeyboardInterrupt as error:
+        raise SystemExit("stopped; start it again to go on from the last whole epoch") from error
+    stage.lasted(state.seconds)
+    report = stage.write(
+        {
+            "tool": f"torch-pruning {version}, GroupNormPruner",
+            "flops": flops(state.model) / whole,
+            "params": sum(p.numel() for p in state.model.parameters()) / weights,
+            "steps": options.epochs * len(loader),
+            "before": before,
+            "after": accuracy(state.model, test),
+            "seconds": round(state.seconds),
+        }
+    )
+    print(report)
+    return report
+
+
+def _trained(
+    options: argparse.Namespace, stage: Stage, model: nn.Module, loader: data.Batches, test: data.Images
+) -> _State:
+    """From its checkpoint, if there is one, or from `model`, to the last epoch."""
     step = _by_labels if options.loss == "labels" else LOSSES[options.loss](model)
-    loader = data.Batches(train, options.batch, augment=True, seed=options.seed)
-    total = options.epochs * len(loader)
-    place = options.out / "checkpoint.pt"
+    total, whole = options.epochs * len(loader), flops(model)
     state = _State(model, 0, loader.generator.get_state(), torch.get_rng_state(), None, 0.0)
-    if place.is_file():  # written by this script: it holds whole objects, since the cut model has no other description
-        state = torch.load(place, weights_only=False)
+    if stage.checkpoint.is_file():  # of this script, with whole objects: the cut model has no other description
+        state = torch.load(stage.checkpoint, weights_only=False)
         loader.generator.set_state(state.generator)
         torch.set_rng_state(state.random)  # for losses with noise
     training = _Training(state.model, total, options.lr, state.epoch * len(loader), state.optimizer)
@@ -77,23 +112,10 @@ def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test
         seconds = state.seconds + time.time() - began
         draws = loader.generator.get_state(), torch.get_rng_state()
         state = _State(state.model, epoch + 1, *draws, training.optimizer.state_dict(), seconds)
-        with whole_file(place) as aside:
+        with whole_file(stage.checkpoint) as aside:
             torch.save(state, aside)
         print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.4f}, {seconds:.0f} s", flush=True)
-    stage.lasted(state.seconds)
-    report = stage.write(
-        {
-            "tool": "torch-pruning, GroupNormPruner",
-            "flops": flops(state.model) / whole,
-            "params": sum(p.numel() for p in state.model.parameters()) / weights,
-            "steps": total,
-            "before": before,
-            "after": accuracy(state.model, test),
-            "seconds": round(state.seconds),
-        }
-    )
-    print(report)
-    return report
+    return state
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -186,15 +208,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (see README.md)")
     parser.add_argument("--weights", type=Path, help="state dict of the trained ResNet-56")
-    parser.add_argument("--budget", type=float, default=0.51, help="share of the FLOPs to keep")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--budget", type=share, default=0.51, help="share of the FLOPs to keep")
+    parser.add_argument("--epochs", type=count, default=10)
     parser.add_argument("--sparse-epochs", type=int, default=0, help="of these, with the regulariser, before the cut")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--lr", type=positive, default=0.01)
+    parser.add_argument("--batch", type=count, default=BATCH)
     parser.add_argument("--loss", choices=("labels", *PLAIN), default="labels", help="see losses.py")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/peer"))
     parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
     return parser

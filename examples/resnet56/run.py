@@ -10,6 +10,7 @@ import argparse
 import copy
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,21 @@ from torch import nn
 from torch.nn import functional as F
 
 import tgfx
+from examples.benchmarks.resnet56 import ResNet
 from examples.cifar10 import data
+from examples.mistakes import without_traceback
+from examples.options import count, positive, share
 from examples.resnet56.given import given
 from examples.resnet56.losses import LOSSES
-from examples.stage import Stage, digest
+from examples.stage import CHECKPOINT, Stage, digest
 
 BATCH = 128
+QUICK_PASSES = 4  # over the made images, to train the small net
 # finer: channels, connections of residual sums, and taps
 GRANULARITIES = {"channel": "channel", "connection": "connection", "tap": ("connection", "tap")}
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -35,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            options.out, options.steps, options.budget = Path(folder), 12, 0.6
+            options.out, options.steps, options.budget, options.batch = Path(folder), 12, 0.6, 32
             return _run(options, quick_model(), data.made(512), data.made(200, seed=1))
     return _run(options, *given(options))
 
@@ -53,7 +59,7 @@ def accuracy(model: nn.Module, images: data.Images) -> float:
 
 def _run(options: argparse.Namespace, model: nn.Module, train: data.Images, test: data.Images) -> dict[str, Any]:
     torch.manual_seed(options.seed)
-    loader = data.Batches(train, options.batch if not options.quick else 32, augment=True, seed=options.seed)
+    loader = data.Batches(train, options.batch, augment=not options.quick, seed=options.seed)
     steps = options.steps or round(options.epochs * len(loader))
     asked = {**_asked(options), "steps": steps, "begins": digest(model), "images": [train.digest, test.digest]}
     stage = Stage(options.out, asked)
@@ -134,7 +140,7 @@ def _train(
         amp=torch.bfloat16 if options.bf16 else None,
         recalibrate=options.recalibrate,
         compact_every=options.compact_every,
-        checkpoint=options.out / "checkpoint.pt",
+        checkpoint=options.out / CHECKPOINT,
         checkpoint_every=200,
         log=options.out / "log",
         log_every=50,
@@ -172,19 +178,17 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Options that would have no effect, or that no training can meet."""
-    if (options.steps is not None and options.steps < 1) or options.epochs <= 0:
-        parser.error("--steps and --epochs are lengths of a training: above 0")
+    """Options that would have no effect, or that are needed."""
     if options.train != "gates" and options.loss == "probe":
         parser.error("--loss probe is for --train gates: it tells of gates alone")
     if options.settle and options.train != "norms":
         parser.error("--settle is for --train norms")
     if options.recalibrate and options.train == "joint":
         parser.error("--recalibrate is for --train gates and norms: joint training measures batch norm by itself")
-    if options.gate_lr is not None and options.rule == "default":
-        parser.error("--gate-lr is for --rule paper: the default rule moves the gates by itself")
-    if options.close is not None and not 0 < options.close <= 1:
-        parser.error("--close is a share of the steps")
+    if options.rule == "default" and (options.weight is not None or options.gate_lr is not None):
+        parser.error("--weight and --gate-lr are for --rule paper: the default rule moves the gates by itself")
+    if options.rule == "paper" and options.weight is None:
+        parser.error("--rule paper needs --weight, the lambda of equation 7")
 
 
 def _measured(options: argparse.Namespace, gated: tgfx.GatedModule, test: data.Images) -> dict[str, Any]:
@@ -223,10 +227,26 @@ def _schedule(options: argparse.Namespace, steps: int) -> tgfx.Schedule | None:
 
 
 def quick_model() -> nn.Module:
-    from examples.benchmarks.resnet56 import ResNet
-
+    """Small, and trained on images made here."""
     torch.manual_seed(0)
-    return ResNet(1)
+    model = ResNet(1)
+    model.load_state_dict(_trained_state())
+    return model
+
+
+@cache
+def _trained_state() -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ResNet(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        # a mirrored grating would be one of another class, so nothing is mirrored
+        batches = list(data.Batches(data.made(512), 32, augment=False))
+        for x, target in QUICK_PASSES * batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), target).backward()
+            optimizer.step()
+    return model.state_dict()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -241,25 +261,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--granularity", choices=tuple(GRANULARITIES), default="channel")
     parser.add_argument("--rule", choices=("default", "paper"), default="default")
-    parser.add_argument("--weight", type=float, help="the paper's lambda, for --rule paper")
-    parser.add_argument("--budget", type=float, default=0.5, help="share of the FLOPs to keep")
-    parser.add_argument("--epochs", type=float, default=40)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--gate-lr", type=float)
-    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--weight", type=positive, help="the paper's lambda, for --rule paper")
+    parser.add_argument("--budget", type=share, default=0.5, help="share of the FLOPs to keep")
+    parser.add_argument("--epochs", type=positive, default=40)
+    parser.add_argument("--steps", type=count)
+    parser.add_argument("--lr", type=positive, default=0.01)
+    parser.add_argument("--gate-lr", type=positive)
+    parser.add_argument("--batch", type=count, default=BATCH)
     parser.add_argument(
         "--loss",
         choices=("labels", *LOSSES),
         help="see losses.py; default: labels for joint, blur for norms, probe for gates",
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
-    parser.add_argument("--close", type=float, help="share of the steps after which the budget is reached")
+    parser.add_argument("--close", type=share, help="share of the steps after which the budget is reached")
     parser.add_argument("--settle", type=int, default=0, help="with norms: steps for batch norm alone at the end")
-    parser.add_argument("--compact-every", type=int)
+    parser.add_argument("--compact-every", type=count)
     parser.add_argument("--recalibrate", type=int, default=0, help="batches to measure batch norm with, not in joint")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/resnet56"))
     parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
     parser.add_argument("--quiet", action="store_true")

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tgfx
+from examples.mistakes import without_traceback
+from examples.options import count, positive
 from examples.stage import Stage, write_json
 
 NODES = 20
@@ -143,16 +145,15 @@ def figure(one: Found, other: Found, path: Path) -> None:
     path.write_text("\n".join([*parts, "</svg>"]))
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> list[Found]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--weight", type=float, help="train the gates by the paper's rule with this lambda")
+    parser.add_argument("--seeds", type=count, default=20)
+    parser.add_argument("--steps", type=count, default=2000)
+    parser.add_argument("--weight", type=positive, help="train the gates by the paper's rule with this lambda")
     parser.add_argument("--out", type=Path, help="default: runs/sine; with --quick, nothing is kept unless it is given")
     parser.add_argument("--quick", action="store_true", help="3 seeds, 600 steps")
     options = parser.parse_args(arguments)
-    if options.seeds < 1 or options.steps < 1:
-        parser.error("--seeds and --steps are at least 1")
     if options.quick:
         options.seeds, options.steps = 3, 600
     elif options.out is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from examples.mistakes import reading
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512))  # up to relu4_3
 NARROW = ((16,), (32,), (48,), (64,))
@@ -55,9 +57,10 @@ def vgg16(folder: Path) -> Features:
     if not files:
         raise FileNotFoundError(f"{folder} holds no weights of VGG-16: expected one of {FILES}")
     net = Features()
-    state = _read(files[0])
-    wanted = net.features.state_dict()
-    net.features.load_state_dict({name: state[f"features.{name}"].float() for name in wanted})
+    with reading(files[0], f"weights of VGG-16 with torchvision's names, as {FILES}"):
+        state = _read(files[0])
+        wanted = net.features.state_dict()
+        net.features.load_state_dict({name: state[f"features.{name}"].float() for name in wanted})
     return net
 
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from examples.stage import without_traceback, write_json
+from examples.mistakes import without_traceback
+from examples.options import count, positive, share
+from examples.stage import write_json
 from examples.style_transfer import data, features, measure, pictures
 from examples.style_transfer.losses import StyleLoss
 from examples.style_transfer.training import Model, Protocol, result_of, train
@@ -23,6 +25,7 @@ FIRST, WHOLE = Model("first", None, None), Model("original", None, "first")
 SHOWN = [3, 17]  # test photographs in the figure
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
@@ -35,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     protocol = Protocol(
         options.steps, options.more, options.side, options.batch, lr=options.lr, seed=options.seed, bf16=options.bf16
     )
-    with without_traceback():
-        eyes, shown = features.vgg16(options.data / "vgg16_features"), data.load(options.data)
+    eyes, shown = features.vgg16(options.data / "vgg16_features"), data.load(options.data)
     return _run(options, protocol, shown, eyes, options.out or Path("runs/style_transfer"))
 
 
@@ -88,14 +90,16 @@ def _compare(models: list[Model], shown: data.Pictures, out: Path, *, photograph
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with photographs, paintings and VGG-16 (see README.md)")
-    parser.add_argument("--steps", type=int, default=1000, help="of the first training")
-    parser.add_argument("--more", type=int, default=700, help="of each training that goes on from there")
+    parser.add_argument("--steps", type=count, default=1000, help="of the first training")
+    parser.add_argument("--more", type=count, default=700, help="of each training that goes on from there")
     parser.add_argument("--side", type=int, default=128, help="of a crop")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
+    parser.add_argument("--batch", type=count, default=4)
+    parser.add_argument("--lr", type=positive, default=2e-3)
+    parser.add_argument("--shares", type=share, nargs="+", default=[0.4, 0.1], help="of the channels to keep")
     parser.add_argument(
-        "--weight", type=float, help="the paper's λ: train models by its equation 7 besides, lambda_0.4 and lambda_0.1"
+        "--weight",
+        type=positive,
+        help="the paper's λ: train models by its equation 7 besides, lambda_0.4 and lambda_0.1",
     )
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast)")
     parser.add_argument("--only", help="train only this one: first, original, channels_0.4, lambda_0.4, ...")

@@ -65,8 +65,9 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
     net = protocol.net(len(pictures.styles))
     if model.begins is not None:
         net.load_state_dict(load_file(_weights(out, model.begins)))
-    asked = {**_asked(model, protocol), "weights": digest(net), "pictures": pictures.digest}
-    stage = Stage(out / model.name, asked)
+    begins = {"weights": digest(net), "pictures": pictures.digest, "features": digest(loss.features)}
+    asked = {**_asked(model, protocol), **begins}
+    stage = Stage(out / model.name, asked, later=["features"])
     folder = stage.folder
     if stage.begin() is not None:
         return
@@ -85,7 +86,7 @@ def train(model: Model, protocol: Protocol, pictures: Pictures, loss: StyleLoss,
         amp=torch.bfloat16 if protocol.bf16 else None,
         # by the rule of the paper a channel that is closed may come back, so it has to be there
         compact_every=protocol.compact_every if model.lands else None,
-        checkpoint=folder / "checkpoint.pt",
+        checkpoint=stage.checkpoint,
         checkpoint_every=50,
         log=folder / "log",
         log_every=10,

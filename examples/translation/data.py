@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from examples.mistakes import reading
 from examples.translation.model import END, PAD, START, UNKNOWN
 
 SPLITS = ("train", "val", "test_2016_flickr")
@@ -91,7 +92,8 @@ def read(folder: Path, split: str, language: str) -> list[str]:
     """Lines of Multi30k, packed as in its repository or unpacked."""
     plain, packed = folder / f"{split}.{language}", folder / f"{split}.{language}.gz"
     if packed.is_file():
-        text = gzip.decompress(packed.read_bytes()).decode("utf-8")
+        with reading(packed, "text packed by gzip"):
+            text = gzip.decompress(packed.read_bytes()).decode("utf-8")
     elif plain.is_file():
         text = plain.read_text(encoding="utf-8")
     else:

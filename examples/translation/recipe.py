@@ -38,6 +38,6 @@ FULL = Recipe(
     warm_up=400, close=0.3, taught=0.7, keep=(0.83, 0.39), speed_rounds=15,
 )  # fmt: skip
 QUICK = Recipe(
-    layers=2, width=64, heads=4, inner=128, dropout=0.0, pieces=0, batch=512, steps=500, rate=3e-3, warm_up=50,
+    layers=2, width=64, heads=4, inner=128, dropout=0.0, pieces=0, batch=512, steps=350, rate=3e-3, warm_up=50,
     close=0.4, taught=0.7, keep=(0.75, 0.5), speed_rounds=3,
 )  # fmt: skip

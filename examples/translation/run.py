@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from examples.stage import Stage, digest, without_traceback
+from examples.mistakes import without_traceback
+from examples.options import count
+from examples.stage import Stage, digest, make_folder
 from examples.translation.data import padded
 from examples.translation.model import END, START, Translator
 from examples.translation.recipe import FULL, QUICK, Recipe
@@ -34,18 +36,8 @@ class Experiment:
     def __init__(self, task: Task, recipe: Recipe, out: Path, seed: int, quiet: bool) -> None:
         self.task, self.recipe, self.out, self.seed, self.quiet = task, recipe, out, seed, quiet
 
-    @property
-    def steps(self) -> list[str]:
-        """whole: all heads. taught: all heads, and taught by `whole` as the next are: what a teacher brings by itself.
-        heads-x: gates close down to x of them while the model learns."""
-        return ["whole", "taught", *self._cut, "speed"]
-
-    @property
-    def _cut(self) -> list[str]:
-        return [f"heads-{share:g}" for share in self.recipe.keep]
-
     def run(self, step: str) -> Report:
-        others = {"whole": [], "speed": ["whole", *self._cut]}.get(step, ["whole"])
+        others = {"whole": [], "speed": ["whole", *cuts_of(self.recipe)]}.get(step, ["whole"])
         models = {other: self._model(other) for other in others}
         begins = {other: digest(model) for other, model in models.items()}
         asked = {"step": step, "recipe": asdict(self.recipe), "seed": self.seed, "begins": begins}
@@ -89,6 +81,7 @@ class Experiment:
         return model
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Report]:
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -98,27 +91,34 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Report]:
             return _run(Experiment(Made(), QUICK, Path(folder), options.seed, options.quiet), None)
     if options.data is None:
         parser.error("--data is missing: a folder with Multi30k, see README.md; --quick needs none")
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out)
     recipe = replace(FULL, steps=options.steps)
-    with without_traceback():
-        task = Multi30k(options.data, options.out, recipe.pieces)
+    task = Multi30k(options.data, options.out, recipe.pieces)
     return _run(Experiment(task, recipe, options.out, options.seed, options.quiet), options.step)
 
 
+def cuts_of(recipe: Recipe) -> list[str]:
+    return [f"heads-{share:g}" for share in recipe.keep]
+
+
+def steps_of(recipe: Recipe) -> list[str]:
+    """whole: all heads. taught: all heads, and taught by `whole` as the next are: what a teacher brings by itself.
+    heads-x: gates close down to x of them while the model learns."""
+    return ["whole", "taught", *cuts_of(recipe), "speed"]
+
+
 def _run(experiment: Experiment, only: str | None) -> dict[str, Report]:
-    if only is not None and only not in experiment.steps:
-        raise SystemExit(f"--step {only}: there are {', '.join(experiment.steps)}")
-    return {step: experiment.run(step) for step in ([only] if only else experiment.steps)}
+    return {step: experiment.run(step) for step in ([only] if only else steps_of(experiment.recipe))}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with Multi30k (see README.md)")
     parser.add_argument("--out", type=Path, default=Path("runs/translation"))
-    parser.add_argument("--step", help="whole, taught, heads-0.83, heads-0.39 or speed; default: all, in this order")
-    parser.add_argument("--steps", type=int, default=FULL.steps, help="of each training")
+    parser.add_argument("--step", choices=steps_of(FULL), help="default: all, in this order")
+    parser.add_argument("--steps", type=count, default=FULL.steps, help="of each training")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--quick", action="store_true", help="a small model and a made-up language, under a minute")
     parser.add_argument("--quiet", action="store_true")
     return parser

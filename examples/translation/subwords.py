@@ -18,7 +18,7 @@ class Subwords:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ImportError("the full experiment needs tokenizers: pip install tokenizers==0.23.3") from error
+            raise SystemExit("the full experiment needs tokenizers: pip install tokenizers==0.23.3") from error
         if not file.is_file():
             with whole_file(file) as aside:
                 _learnt(lines or [], size).save(str(aside))

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from examples.mistakes import without_traceback
 from examples.stage import read_json
 
 SCORE = "bleu_test_2016_flickr"
@@ -47,6 +48,7 @@ def _ratio(rates: dict[str, Any] | None, use: str) -> str:
     return "" if rates is None else f"{rates[use]:.0f}/s, × {rates[f'{use}_ratio']:.2f}"
 
 
+@without_traceback()
 def main(folder: Path) -> None:
     order = {"whole": 0, "speed": 9}
     steps = sorted(folder.glob("*/result.json"), key=lambda file: (order.get(file.parent.name, 2), file.parent.name))

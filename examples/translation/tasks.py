@@ -62,5 +62,5 @@ def _sacrebleu():  # type: ignore[no-untyped-def]
     try:
         import sacrebleu
     except ImportError as error:
-        raise ImportError("BLEU needs sacrebleu: pip install sacrebleu==2.6.0") from error
+        raise SystemExit("BLEU needs sacrebleu: pip install sacrebleu==2.6.0") from error
     return sacrebleu

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from examples.cifar10 import data
+from examples.mistakes import reading, without_traceback
+from examples.options import count, positive, share
 from examples.resnet56.losses import PLAIN
-from examples.stage import without_traceback
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
 from examples.vgg16.steps import Experiment, Settings
 
@@ -30,19 +31,16 @@ QUICK_WIDTHS = (16, "pool", 32, "pool", 64, "pool", 64, "pool", 64, "pool")
 MEASURED = 512  # images to start batch norm with
 
 
+@without_traceback()
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.steps is not None and options.steps < 1:
-        parser.error("--steps is at least 1")
+    options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             return _quick(Path(folder), options.loss, show=not options.quiet)
     if options.step is None or options.data is None:
         raise SystemExit(f"name a step ({', '.join(STEPS)}) and --data, or ask for --quick; see README.md")
-    with without_traceback():
-        train, test = data.load(options.data)
+    train, test = data.load(options.data)
     torch.manual_seed(options.seed)
     settings = Settings(
         tune_steps=options.steps or Settings.tune_steps, joint_steps=options.steps or Settings.joint_steps,
@@ -52,10 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     make = partial(VGG, fully=FULLY if options.fully else ())
     own = Experiment(make, train, test, options.out, settings, options.beside, show=not options.quiet)
     if options.step == "tune":
-        with without_traceback():
-            if options.tuned:
-                return own.tune(lambda model, images: _from_tuned_(model, options.tuned))
-            return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
+        if options.tuned:
+            return own.tune(lambda model, images: _from_tuned_(model, options.tuned))
+        return own.tune(lambda model, images: _from_imagenet_(model, images, options.weights))
     if options.step == "gates":
         return own.gates()
     return own.joint(options.budget) if options.step == "joint" else own.further()
@@ -70,7 +67,8 @@ def _from_imagenet_(model: nn.Module, images: data.Images, file: Path | None) ->
             "enough) as safetensors; see README.md"
         )
     assert isinstance(model, VGG)
-    load_convolutions_(model, load_file(file))
+    with reading(file, "the state dict of torchvision's vgg16 as safetensors"):
+        load_convolutions_(model, load_file(file))
     start_batch_norm_(model, next(iter(data.Batches(images, MEASURED, augment=True)))[0])
 
 
@@ -80,9 +78,10 @@ def _from_tuned_(model: nn.Module, folder: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}: --tuned takes the folder in which `tune` was run before")
     assert isinstance(model, VGG)
-    state = torch.load(file, weights_only=True)
-    own = {name.removeprefix("features."): value for name, value in state.items() if name.startswith("features.")}
-    model.features.load_state_dict(own)
+    with reading(file, "a net that `tune` has left"):
+        state = torch.load(file, weights_only=True)
+        own = {name.removeprefix("features."): value for name, value in state.items() if name.startswith("features.")}
+        model.features.load_state_dict(own)
 
 
 def _quick(out: Path, loss: str, *, show: bool) -> dict[str, Any]:
@@ -113,17 +112,17 @@ def _parser() -> argparse.ArgumentParser:
         help="for gates: other --out folders, to draw into the same figure",
     )
     parser.add_argument("--fully", action="store_true", help="with the fully-connected layers of the published net")
-    parser.add_argument("--budget", type=float, default=0.05, help="share of the parameters to keep (for joint)")
-    parser.add_argument("--steps", type=int, help="of this step; for gates: at each share")
-    parser.add_argument("--shares", type=float, nargs="+", default=Settings().shares, help="to keep, for gates")
+    parser.add_argument("--budget", type=share, default=0.05, help="share of the parameters to keep (for joint)")
+    parser.add_argument("--steps", type=count, help="of this step; for gates: at each share")
+    parser.add_argument("--shares", type=share, nargs="+", default=Settings().shares, help="to keep, for gates")
     parser.add_argument(
         "--loss", choices=("labels", *PLAIN), default=Settings.gate_loss, help="for gates; see resnet56/losses.py"
     )
-    parser.add_argument("--lr", type=float, default=Settings.joint_lr, help="for joint and further")
-    parser.add_argument("--close", type=float, default=Settings.close, help="share of the joint steps until the budget")
+    parser.add_argument("--lr", type=positive, default=Settings.joint_lr, help="for joint and further")
+    parser.add_argument("--close", type=share, default=Settings.close, help="share of the joint steps until the budget")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 (autocast); accuracies are of float32")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/vgg16"))
     parser.add_argument("--quick", action="store_true", help="a small net on images made here, under a minute")
     parser.add_argument("--quiet", action="store_true")

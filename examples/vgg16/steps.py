@@ -105,7 +105,7 @@ class Experiment:
             line_of(folder)  # before hours of training, not after
         found = {f"gates-{share:g}": self._closed(share) for share in self.settings.shares}
         draw(
-            {label_of(folder): line_of(folder) for folder in (self.out, *self.beside)},
+            lines_of([self.out, *self.beside]),
             self.out / "gates.svg",
             title="test accuracy, weights frozen",
             unit="weights",
@@ -188,7 +188,7 @@ class Experiment:
             loader,
             **options,
             amp=torch.bfloat16 if own.bf16 else None,
-            checkpoint=stage.folder / "checkpoint.pt",
+            checkpoint=stage.checkpoint,
             checkpoint_every=100,
             log=stage.folder / "log",
             log_every=10,
@@ -228,8 +228,19 @@ class Experiment:
         return model
 
 
+def lines_of(folders: Sequence[Path]) -> dict[str, list[tuple[float, float]]]:
+    labels = [label_of(folder) for folder in folders]
+    alike = {label for label in labels if labels.count(label) > 1}
+    names = [f"{own} ({folder.name})" if own in alike else own for own, folder in zip(labels, folders, strict=True)]
+    return {name: line_of(folder) for name, folder in zip(names, folders, strict=True)}
+
+
 def label_of(folder: Path) -> str:
-    return f"{folder.name}: {read_json(folder / 'tune' / 'result.json')['weights'] / 1e6:.1f} million weights"
+    """How large the net is, and how long its gates were trained at each share."""
+    weights = read_json(folder / "tune" / "result.json")["weights"]
+    lengths = {read_json(file)["settings"]["gate_steps"] for file in folder.glob("gates-*/result.json")}
+    steps = f", {' and '.join(map(str, sorted(lengths)))} steps" if lengths else ""
+    return f"{weights / 1e6:.1f} million weights{steps}"
 
 
 def line_of(folder: Path) -> list[tuple[float, float]]:

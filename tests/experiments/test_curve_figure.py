@@ -28,6 +28,13 @@ def test_every_run_has_its_line_and_name(tmp_path: Path) -> None:
     assert {"65%", "70%", "75%", "80%", "85%"} <= set(texts)
 
 
+def test_marks_do_not_cover_each_other(tmp_path: Path) -> None:
+    lines = {"one": [(1.0, 0.9), (0.1002, 0.6)], "other": [(1.0, 0.8), (0.9996, 0.7), (0.0998, 0.7)]}
+    draw(lines, tmp_path / "figure.svg", title="accuracy", unit="weights")
+    texts = [text.text for text in ElementTree.parse(tmp_path / "figure.svg").iter(f"{SVG}text")]
+    assert texts.count("0.10") == 1 and texts.count("1") == 1 and "1.00" not in texts
+
+
 def test_a_flat_line_is_drawn(tmp_path: Path) -> None:
     draw({"one": [(1.0, 0.5), (0.5, 0.5)]}, tmp_path / "figure.svg", title="accuracy", unit="FLOPs")
     (line,) = ElementTree.parse(tmp_path / "figure.svg").iter(f"{SVG}polyline")

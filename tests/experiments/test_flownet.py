@@ -14,7 +14,7 @@ from examples.flownet.casting import random_scene
 from examples.flownet.error import end_point_errors, multiscale_error, still_error
 from examples.flownet.model import FlowNetSimple
 from examples.flownet.pairs import PairBatches, Pairs, made_pairs, read_chairs, read_flo
-from examples.flownet.photos import made_photos, read_photos
+from examples.flownet.photos import digest_of, made_photos, read_photos
 from examples.flownet.scene import sampled
 
 TWO_PATHS = "ignore:FlowNetSimple takes another path in train mode:UserWarning"
@@ -52,13 +52,18 @@ def unoccluded(flow: Tensor, seen: Tensor, seen_later: Tensor) -> Tensor:
 def test_pairs_are_kept_on_disk_and_made_once(tmp_path: Path) -> None:
     photos = made_photos(2)
     stored = made_pairs(photos, (64, 64), 3, 5, tmp_path / "pairs")
-    again = made_pairs([], (64, 64), 3, 5, tmp_path / "pairs")
+    again = made_pairs(photos, (64, 64), 3, 5, tmp_path / "pairs")
     fresh = made_pairs(photos, (64, 64), 3, 5)
     for other in (stored, again):
         assert np.array_equal(other.images, fresh.images) and np.array_equal(other.flows, fresh.flows)
     assert not np.array_equal(fresh.images[0], fresh.images[1])
-    with pytest.raises(ValueError, match="holds other pairs"):
-        made_pairs(photos, (64, 64), 4, 5, tmp_path / "pairs")
+    others = made_photos(2, seed=1)
+    assert digest_of(photos) == digest_of(made_photos(2)) != digest_of(others)
+    for own, number in ((photos, 4), (others, 3)):
+        with pytest.raises(SystemExit, match="holds other pairs"):
+            made_pairs(own, (64, 64), number, 5, tmp_path / "pairs")
+    (tmp_path / "pairs" / "made_of.json").unlink()  # pairs of an earlier version do not say it
+    assert len(made_pairs(others, (64, 64), 3, 5, tmp_path / "pairs")) == 3
 
 
 def test_mirrored_crops_keep_flow_and_images_together() -> None:

@@ -22,13 +22,13 @@ def test_resnet56_quick(train: str) -> None:
     report = resnet56.main(["--quick", "--quiet", "--train", train])
     assert report["steps"] == 12
     assert 0.55 <= report["flops"] <= 0.6
-    assert 0 <= report["compact"] <= 1
+    assert report["before"] > 0.95 and report["compact"] == report["trained"] > 0.8  # of ten classes
     assert all(width > 0 for width in report["widths"].values())
 
 
 def test_what_measuring_statistics_anew_brings_is_told() -> None:
     report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--recalibrate", "4"])
-    assert 0 <= report["kept"] <= 1
+    assert report["compact"] > 0.95 and 0.5 < report["kept"] < report["compact"]
     assert "kept" not in resnet56.main(["--quick", "--quiet", "--train", "gates"])
     model, test = resnet56.quick_model(), data.made(200, seed=1)
     gated, fresh = (tgfx.transform(copy.deepcopy(model), torch.zeros(1, 3, 32, 32)) for _ in range(2))
@@ -40,14 +40,14 @@ def test_what_measuring_statistics_anew_brings_is_told() -> None:
 def test_resnet56_quick_with_gates_over_connections() -> None:
     report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--granularity", "connection"])
     assert 0.55 <= report["flops"] <= 0.6
-    assert report["granularity"] == "connection"
+    assert report["granularity"] == "connection" and report["compact"] > 0.9
     assert any(name.endswith("#2") for name in report["widths"])  # what a layer reads, beside what it makes
 
 
 def test_resnet56_quick_with_gates_over_taps() -> None:
     report = resnet56.main(["--quick", "--quiet", "--train", "gates", "--granularity", "tap"])
     assert 0.55 <= report["flops"] <= 0.6
-    assert report["loss"] == "probe"
+    assert report["loss"] == "probe" and report["compact"] > 0.9
     assert any(name.endswith(".taps") for name in report["widths"])
 
 
@@ -60,6 +60,12 @@ def test_the_curve_tells_ways_to_a_share_apart(tmp_path: Path) -> None:
     assert curve._all(task, tmp_path, ["channels"]) == points
     with pytest.raises(SystemExit, match="way"):
         curve._all(replace(task, shares=(0.6,)), tmp_path, ["channels"])
+    model = tmp_path / "channels-0.8" / "model.pt"
+    state = torch.load(model, weights_only=True)
+    gate = next(name for name in state if name.startswith("gate_bank."))
+    torch.save({**state, gate: -state[gate]}, model)
+    with pytest.raises(SystemExit, match=r"gates .* there, .* asked for"):  # 0.6 went on from other gates
+        curve._all(task, tmp_path, ["channels"])
     curve._all(replace(task, shares=(0.8,)), tmp_path, ["connections"])
     drawn = (tmp_path / "curve.svg").read_text()
     assert ">channels<" in drawn and ">connections<" in drawn
@@ -71,7 +77,7 @@ def test_resnet56_curve_quick() -> None:
         assert [point.share for point in points if point.run == run] == [0.8, 0.6]
     for point in points:
         assert point.share - 0.05 <= point.flops <= point.share
-        assert 0 <= point.accuracy <= 1
+        assert point.accuracy > 0.9
 
 
 @pytest.mark.parametrize("loss", ["labels", "mirrored"])
@@ -80,7 +86,9 @@ def test_the_peer_cuts_to_the_same_budget(loss: str) -> None:
     report = peer.main(["--quick", "--loss", loss, "--budget", "0.7"])
     assert report["steps"] == 32 and report["sparse_epochs"] == 1
     assert 0.6 <= report["flops"] <= 0.7 and report["params"] < 1
-    assert 0 <= report["after"] <= 1
+    assert report["before"] > 0.95
+    # mirrored, a grating of these images is one of another class: little can be learned of that
+    assert report["after"] > (0.9 if loss == "labels" else 0.2)
     with pytest.raises(SystemExit, match="--data and --weights"):
         peer.main([])
 

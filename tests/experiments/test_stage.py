@@ -13,9 +13,10 @@ import torch
 
 from examples.cifar10 import data
 from examples.gradient_shapes import run as gradient_shapes
+from examples.mistakes import without_traceback
 from examples.resnet56 import peer
 from examples.resnet56 import run as resnet56
-from examples.stage import Stage, digest, without_traceback
+from examples.stage import Stage, digest
 
 
 def finished(seconds: float = 0.0) -> Any:
@@ -48,11 +49,45 @@ def test_a_result_is_given_back_for_the_same_settings_and_refused_for_others(tmp
 
 def test_a_stage_that_was_stopped_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
     assert Stage(tmp_path, {"lr": 0.1}).begin() is None
+    torch.save({}, tmp_path / "checkpoint.pt")
     assert Stage(tmp_path, {"lr": 0.1}).begin() is None
     with pytest.raises(SystemExit, match=r"lr 0\.1 there, 0\.2 asked for"):
         Stage(tmp_path, {"lr": 0.2}).begin()
     assert Stage(tmp_path, {"lr": 0.2}, prefix="second.").begin() is None  # beside it, in the same folder
     assert not (tmp_path / "result.json").exists()
+
+
+def test_a_stage_that_left_nothing_takes_other_settings(tmp_path: Path) -> None:
+    """Its settings were bad ones, perhaps: they do not lock the folder for the corrected command."""
+    assert Stage(tmp_path, {"lr": -0.1}).begin() is None
+    second = Stage(tmp_path, {"lr": 0.1})
+    assert second.begin() is None
+    assert json.loads((tmp_path / "asked.json").read_text()) == {"lr": 0.1}
+    second.trained(finished())
+    second.write({"accuracy": 0.5})
+    with pytest.raises(SystemExit, match=r"lr 0\.1 there, -0\.1 asked for"):
+        Stage(tmp_path, {"lr": -0.1}).begin()
+    own = Stage(tmp_path, {"lr": 0.1}, prefix="a.", checkpoint="a.pt")  # a folder of several stages
+    assert own.begin() is None
+    torch.save({}, tmp_path / "a.pt.previous")
+    with pytest.raises(SystemExit, match="other settings"):
+        Stage(tmp_path, {"lr": 0.2}, prefix="a.", checkpoint="a.pt").begin()
+    (tmp_path / "a.asked.json").unlink()
+    with pytest.raises(SystemExit, match="does not say what it was begun with"):
+        own.begin()
+
+
+def test_results_from_before_a_setting_was_noted_are_read(tmp_path: Path) -> None:
+    first = Stage(tmp_path, {"lr": 0.1})
+    first.begin()
+    first.write({"accuracy": 0.5})
+    again = Stage(tmp_path, {"lr": 0.1, "features": "abc"}, later=["features"])
+    assert again.begin() == json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").unlink()
+    again.begin()
+    again.write({"accuracy": 0.5})
+    with pytest.raises(SystemExit, match="features 'abc' there, 'abd' asked for"):
+        Stage(tmp_path, {"lr": 0.1, "features": "abd"}, later=["features"]).begin()
 
 
 def test_files_that_are_broken_or_from_elsewhere_are_named(tmp_path: Path) -> None:
@@ -136,6 +171,13 @@ def test_a_finished_resnet_is_not_trained_again_nor_renamed(
     assert (tmp_path / "result.json").read_bytes() == written
 
 
+def test_a_bad_option_does_not_lock_the_folder(tmp_path: Path, on_made_images: None) -> None:
+    ask = ["--out", str(tmp_path), "--steps", "4", "--batch", "32", "--budget", "0.6", "--quiet"]
+    with pytest.raises(SystemExit, match="budget"):
+        resnet56.main([*ask, "--budget", "0.0001"])  # no gates meet it
+    assert resnet56.main(ask)["budget"] == 0.6
+
+
 def test_a_finished_peer_is_not_trained_again_nor_renamed(tmp_path: Path, on_made_images: None) -> None:
     pytest.importorskip("torch_pruning")
     ask = ["--out", str(tmp_path), "--epochs", "2", "--batch", "32", "--budget", "0.7"]
@@ -145,15 +187,45 @@ def test_a_finished_peer_is_not_trained_again_nor_renamed(tmp_path: Path, on_mad
         peer.main([*ask[:-1], "0.5"])
 
 
+def test_a_peer_that_was_stopped_goes_on(tmp_path: Path, on_made_images: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had not been stopped: after the cut, with the optimizer, rates and batches that it had."""
+    pytest.importorskip("torch_pruning")
+    ask = ["--epochs", "3", "--sparse-epochs", "1", "--batch", "32", "--budget", "0.7", "--out"]
+    whole = peer.main([*ask, str(tmp_path / "whole")])
+    assert whole["tool"].startswith("torch-pruning 1.")
+    stopped = tmp_path / "stopped"
+    with monkeypatch.context() as context:
+        passes = iter(range(3))
+        batches = data.Batches.__iter__
+
+        def interrupted(self: data.Batches):  # type: ignore[no-untyped-def]
+            if self.augment and next(passes) == 2:
+                raise KeyboardInterrupt
+            return batches(self)
+
+        context.setattr(data.Batches, "__iter__", interrupted)
+        with pytest.raises(SystemExit, match="start it again to go on"):
+            peer.main([*ask, str(stopped)])
+    assert (stopped / "checkpoint.pt").is_file() and not (stopped / "result.json").exists()
+    with pytest.raises(SystemExit, match="budget"):
+        peer.main([*ask, str(stopped), "--budget", "0.5"])
+    found = peer.main([*ask, str(stopped)])
+    times = ("seconds", "wall")
+    assert {k: v for k, v in found.items() if k not in times} == {k: v for k, v in whole.items() if k not in times}
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         (["--steps", "0"], "above 0"),
+        (["--budget", "0"], "at most 1"),
+        (["--rule", "paper"], "needs --weight"),
+        (["--weight", "3"], "--rule paper"),
         (["--train", "joint", "--loss", "probe"], "--train gates"),
         (["--train", "joint", "--recalibrate", "5"], "--recalibrate"),
         (["--train", "gates", "--settle", "5"], "--settle"),
         (["--gate-lr", "0.1"], "--rule paper"),
-        (["--close", "1.5"], "share of the steps"),
+        (["--close", "1.5"], "no share"),
     ],
 )
 def test_options_without_effect_are_refused(

@@ -16,9 +16,11 @@ from examples.translation.model import END, PAD, START, Sizes, Translator
 
 def test_translation_quick() -> None:
     report = translation.main(["--quick", "--quiet"])
-    whole, *cut = (report[step] for step in ("whole", "heads-0.75", "heads-0.5"))
-    assert sum(whole["kept"].values()) == 24
-    assert whole["right"] >= 0.9
+    assert list(report) == ["whole", "taught", "heads-0.75", "heads-0.5", "speed"]
+    whole, taught, *cut = (report[step] for step in list(report)[:-1])
+    for one in (whole, taught):
+        assert one["heads"] == 1 and sum(one["kept"].values()) == 24
+        assert one["right"] >= 0.9
     for one, share in zip(cut, (0.75, 0.5), strict=True):
         assert abs(one["heads"] - share) <= 0.01 * share
         assert sum(one["kept"].values()) == round(24 * one["heads"])  # counted in the weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import tgfx
 from examples.cifar10 import data
 from examples.vgg16 import run as vgg16
 from examples.vgg16.model import FULLY, VGG, load_convolutions_, start_batch_norm_
-from examples.vgg16.steps import Experiment, Settings, line_of
+from examples.vgg16.steps import Experiment, Settings, label_of, line_of, lines_of
 
 
 @pytest.mark.parametrize("loss", ["blur", "labels"])
@@ -32,14 +33,17 @@ def test_vgg16_quick(loss: str) -> None:
 
 def test_the_figure_shows_every_share_that_is_done(tmp_path: Path) -> None:
     for name, result in (
-        ("tune", {"accuracy": 0.9}),
-        ("gates-0.1", {"params": 0.1, "accuracy": 0.7}),
-        ("gates-0.5", {"params": 0.499, "accuracy": 0.91}),
+        ("tune", {"accuracy": 0.9, "weights": 14_700_000}),
+        ("gates-0.1", {"params": 0.1, "accuracy": 0.7, "settings": {"gate_steps": 100}}),
+        ("gates-0.5", {"params": 0.499, "accuracy": 0.91, "settings": {"gate_steps": 300}}),
         ("joint-0.05", {"params": 0.05, "accuracy": 0.8}),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps(result))
     assert line_of(tmp_path) == [(1.0, 0.9), (0.499, 0.91), (0.1, 0.7)]
+    assert label_of(tmp_path) == "14.7 million weights, 100 and 300 steps"
+    shutil.copytree(tmp_path, tmp_path / "other")
+    assert list(lines_of([tmp_path, tmp_path / "other"]))[1] == f"{label_of(tmp_path)} (other)"
     with pytest.raises(SystemExit, match="no folder in which `tune` was run"):
         line_of(tmp_path / "elsewhere")
 
