@@ -229,7 +229,8 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
             # where nobody knows which axis of an operand is summed up a dead channel is zero on all of them
             settled = [self._at_every_batch(one) for one in ([clear] if clear else [(own,) for own in found[0]])]
             if not all(settled):
-                self._freeze_ids(layer.numpy(), "shares an axis with the batch where it is summed up", limit=True)
+                reason = "shares an axis with samples or positions where it is summed up"
+                self._freeze_ids(layer.numpy(), reason, limit=True)
                 continue
             self.reads.extend(Read(n.name, self._op_of(n), kind, layer, options) for options in settled)
 
@@ -329,6 +330,18 @@ class ChannelRecorder(FreezingRecorder, fx.Interpreter):
                 ids = [i for layer in self.ids(tensor).layers for i in layer.reshape(-1).tolist()]
                 self._makers.append((tensor, ids))
 
+    def is_in_closed_box(self) -> bool:
+        """Where torch.func may run operators on tensors of its own, the axes of which no rule knows."""
+        node = self._node
+        return node is not None and node.op == "call_module" and str(node.target) in self.source.opaque
+
+    def keep_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Whatever meets in a call that its rule does not understand."""
+        for tensor in tensors_in((args, kwargs)):
+            self.freeze_all(tensor, "goes into a module that could not be traced", limit=True)
+        for tensor in tensors_in(out):
+            self._live.pop(id(tensor), None)
+
     def _unknown(self, call: Call) -> None:
         for tensor in call.tensors():
             self.freeze_all(tensor, f"goes through {call.name}, which tgfx has no rule for", limit=True)
@@ -372,7 +385,12 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         self.recorder.state.before(func, args, kwargs)
         out = self.recorder.calls.call(func, args, kwargs)
-        self.recorder.observe(func, args, kwargs, out)
+        try:
+            self.recorder.observe(func, args, kwargs, out)
+        except Exception:
+            if not self.recorder.is_in_closed_box():
+                raise
+            self.recorder.keep_all(args, kwargs, out)
         return out
 
 

@@ -22,6 +22,7 @@ from tgfx.ops import masked
 from tgfx.ops.masked_call import masked_call, masked_module_call
 from tgfx.ops.modules import lower
 from tgfx.ops.naming import op_name
+from tgfx.passes.gate_routes import moved_value
 from tgfx.passes.place import Placement, Site
 
 BANK = "gate_bank"
@@ -172,7 +173,7 @@ class _Writer:
 
     def _moved(self, move: fx.Node, gate: fx.Node) -> fx.Node:
         """A gate through a node that moves data; pointwise operators before it leave a gate as it is."""
-        known = {**self.copies, move.args[0]: gate}
+        known = {**self.copies, moved_value(move): gate}
         args, kwargs = fx.node.map_arg((move.args, move.kwargs), known.__getitem__)
         return self.graph.create_node(move.op, _reshaping(move.target), args, kwargs, name="gate_moved")
 
@@ -223,8 +224,8 @@ class _Writer:
 
 def _reshaping(target: fx.node.Target) -> fx.node.Target:
     """What is expanded cannot always be viewed where the value itself can."""
-    if target == "view":
-        return "reshape"
+    if target in ("view", "view_as"):
+        return "reshape" if target == "view" else "reshape_as"
     views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
     return torch.ops.aten.reshape.default if target in views else target
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tgfx
 from tests.support import promises, stepwise
 from tgfx.capture.drop_path import drop_probability
-from tgfx.capture.rounded_drop_path import rounded_drop_probability
+from tgfx.rounded_drop_path import rounded_drop_probability
 
 
 class DropPath(nn.Module):

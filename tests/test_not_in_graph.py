@@ -317,7 +317,8 @@ def test_exported_models_that_do_more_than_a_graph_are_refused(reason: str) -> N
 
 def test_exported_models_that_draw_in_train_mode_say_that_they_keep_the_eval_path() -> None:
     """As those of Hugging Face that mask their input at random (SpecAugment)."""
-    gated = tgfx.transform(ExportedNet(Part(_python_random)).double(), torch.randn(5, 4, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="takes the eval path there too"):
+        gated = tgfx.transform(ExportedNet(Part(_python_random)).double(), torch.randn(5, 4, dtype=torch.float64))
     (refusal,) = gated.facts.channels.refusals
     assert "train mode (it draws from Python's random); the eval path is kept in both" in refusal.reason
     assert refusal.limit

@@ -12,7 +12,6 @@ import torch
 from torch import fx, nn
 
 from tgfx.capture.parametrized import parametrised_tensors
-from tgfx.capture.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.errors import EmptyGroupError, VerificationError
 from tgfx.gated import GatedModule, present
 from tgfx.gated_check import check_gated
@@ -27,6 +26,7 @@ from tgfx.ops.modules import SIZES
 from tgfx.passes.cut import cut
 from tgfx.passes.dead_branches import DeadBranches, dead_branches
 from tgfx.passes.survivors import Survivors
+from tgfx.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.rounding import checked_multiple, rounded_counts, rows_per_gate
 from tgfx.sharding import refuse_sharded
 from tgfx.verify import as_model_takes, compared, eval_mode, first_difference

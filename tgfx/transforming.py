@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
 from tgfx.bank import GateBank
 from tgfx.capture import Reference, capture, copy_model, example_inputs_for, prepare
+from tgfx.capture.attempts import by_any_front_end
 from tgfx.capture.checkpoints import Checkpoints
 from tgfx.capture.choices import TakenGate, lift_choices, take_gates
 from tgfx.capture.connections import open_connections
@@ -107,13 +108,15 @@ def _transformed(
         gates = take_gates(mine)
         parametrizations = take_parametrizations(mine)
         reference = prepare(mine, args, kwargs)
-        source = capture(reference)
-        observed("capture", source, source)
-        choices = lift_choices(source, gates)
-        if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
-            reference.compute()
-        heads = find_heads(source) if "head" in granularities else None
-        channels = observed("channels", analysed(source, reference, heads), source)
+
+        def understood(source: Source) -> _Understood:
+            try:
+                return _understood(source, reference, gates, granularities)
+            except Exception:
+                _take_again(gates)  # for the next front end
+                raise
+
+        source, choices, heads, channels = by_any_front_end(reference, capture, understood)
         if granularities & {"connection", "tap"}:
             channels = observed("connections", _finer(model, source, channels, choices, heads, granularities), source)
         freeze_ignored(channels, ignored)
@@ -190,6 +193,33 @@ def _copied(model: nn.Module) -> nn.Module:
             found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             fix="a tensor attribute with a gradient history is the usual cause: detach it, or make it in forward",
         ) from error
+
+
+class _Understood(NamedTuple):
+    source: Source
+    choices: tuple[SwitchGroup, ...]
+    heads: HeadRows | None
+    channels: ChannelMap
+
+
+def _understood(
+    source: Source, reference: Reference, gates: list[TakenGate], granularities: frozenset[str]
+) -> _Understood:
+    observed("capture", source, source)
+    choices = lift_choices(source, gates)
+    if len(choices) < len(gates):  # the rest are in closed boxes, where they decide by themselves
+        reference.compute()
+    heads = find_heads(source) if "head" in granularities else None
+    channels = observed("channels", analysed(source, reference, heads), source)
+    return _Understood(source, choices, heads, channels)
+
+
+def _take_again(gates: list[TakenGate]) -> None:
+    """Those that choices in closed boxes got back."""
+    for number, own in enumerate(gates):
+        if own.choice.number is None:
+            own.choice.number = number
+            del own.choice.gate
 
 
 def analysed(source: Source, reference: Reference, heads: HeadRows | None = None) -> ChannelMap:

@@ -53,6 +53,12 @@ def test_the_rule_of_the_paper_moves_gates_by_their_shape(capsys: pytest.Capture
     assert "step 24: shapes at most" in capsys.readouterr().out
 
 
+def test_with_adam_the_size_of_a_shape_does_not_matter() -> None:
+    asked = ["--rule", "paper", "--weight", "100", "--gate-lr", "0.02", "--adam", "--lr", "0.0003"]
+    ends = [one.flops[-1] for one in gradient_shapes.main(["--quick", *asked])]
+    assert max(ends) - min(ends) <= 0.01 and max(ends) < 0.7
+
+
 def test_each_seed_begins_the_rule_of_the_paper_with_gates_of_its_own() -> None:
     task = gradient_shapes._quick_task("paper", 1.0)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tgfx.capture.not_in_graph import NotInGraphError
 from tgfx.ir.autocast_switch import switch_off
+from tgfx.ir.fake_run import Tensors, run_on_example
 from tgfx.ir.source import Source, tensors_in
 
 OFF = "tgfx_autocast_off"  # on nodes that ran where autocast was switched off: the module that did it
@@ -58,27 +58,27 @@ def _input(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _differing(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[fx.Node]:
     """Marked nodes that compute in another precision if autocast is on; all of them if that cannot be told."""
-    run = _Precisions(module)
+    inputs = Source(module, args, kwargs, "fx").flat_inputs()
     try:
-        run.run(*Source(module, args, kwargs, "fx").flat_inputs(), enable_io_processing=False)
+        return run_on_example(module, lambda tensors: _Precisions(module, tensors), inputs).differing
     except Exception:
         return {node for node in module.graph.nodes if OFF in node.meta}
-    return run.differing
 
 
 class _Precisions(fx.Interpreter):
-    """Runs the graph on fake tensors with autocast on, and marked nodes both ways."""
+    """Runs the graph with autocast on, and marked nodes both ways."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, tensors: Tensors) -> None:
         super().__init__(module)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.tensors = tensors
         self.differing: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
-        with self.mode, torch.no_grad():
+        with self.tensors.entered(), torch.no_grad():
             if OFF not in n.meta or not n.op.startswith("call"):
                 with _autocast(True):
-                    return pytree.tree_map(self._fake, super().run_node(n))
+                    result = super().run_node(n)
+                    return pytree.tree_map(self._own, result) if n.op in ("placeholder", "get_attr") else result
             with _autocast(True):
                 other = super().run_node(n)
             with _autocast(False):
@@ -87,8 +87,8 @@ class _Precisions(fx.Interpreter):
                 self.differing.add(n)
             return result
 
-    def _fake(self, value: Any) -> Any:
-        return self.mode.from_tensor(value.detach()) if type(value) is torch.Tensor else value
+    def _own(self, value: Any) -> Any:
+        return self.tensors.stand_in(value) if isinstance(value, torch.Tensor) else value
 
 
 def _autocast(enabled: bool) -> torch.autocast:

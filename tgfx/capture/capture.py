@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from tgfx.capture.arguments import put_by_position
+from tgfx.capture.asked_of_export import sizes_watched
 from tgfx.capture.autocast_off import write_switches
-from tgfx.capture.exported import export_graph, has_batch_of_one
+from tgfx.capture.exported import WRITTEN_OUT, export_graph, has_batch_of_one
 from tgfx.capture.layer_calls import mark_layer_calls
 from tgfx.capture.modes import FOLLOWING_LAYERS, has_detached_layer, merge_modes, mode_readers
 from tgfx.capture.not_in_graph import CannotRunError, NotInGraphError, state_watched
@@ -26,9 +27,19 @@ from tgfx.capture.out_arguments import write_out_arguments
 from tgfx.capture.quiet import quiet
 from tgfx.capture.raising import raise_layers
 from tgfx.capture.reference import Reference, run_kept
+from tgfx.capture.signature import take_signature
 from tgfx.capture.sizes import ExampleSizes
 from tgfx.capture.small_sizes import refuse_small_sizes
 from tgfx.capture.tracer import TracingFailed, trace
+from tgfx.capture.train_mode import (
+    TrainModeLost,
+    behaves_alike,
+    leaves_channels,
+    lost_train_mode,
+    takes_other_batches,
+    tell_lost_mode,
+    train_mode,
+)
 from tgfx.capture.without_gradients import write_detaches
 from tgfx.errors import CaptureError
 from tgfx.ir.buffers import buffers_restored
@@ -42,25 +53,60 @@ from tgfx.ir.source import Source, tensors_in
 from tgfx.ir.tree import named_modules, named_tensors, put_in_order, put_tensor
 from tgfx.ops.modules import has_hooks
 
+# a front end that has not been tried yet, and how it takes the graph
+Other = tuple[str, Callable[[], fx.GraphModule]]
 
-def capture(reference: Reference) -> Source:
-    """A graph over the reference's model (which belongs to us: a copy of the user's)."""
-    opaque: set[str] = set()
-    refusals: list[Refusal] = []
-    while True:
+
+def capture(reference: Reference, without: Collection[str] = ()) -> Source:
+    """A graph over the reference's model (which belongs to us: a copy of the user's), right in both modes.
+
+    without: ways through fx that led to another program ("plain", "by sizes"; see attempts.py).
+
+    Where no front end follows train mode, the submodule that it failed in is kept closed in both modes. What cannot
+    be helped so, since it is the model's own forward, takes the eval path in both, with a warning.
+    """
+    source = best = _followed(reference, [], without)
+    closed: list[Refusal] = []
+    while (lost := lost_train_mode(source)) is not None and lost.where and lost.where not in {c.node for c in closed}:
+        closed.append(Refusal(f"could not be traced in train mode: {lost.cause}", lost.where, "opaque", limit=True))
         try:
-            source = _captured(reference, opaque, "; ".join(map(str, refusals)))
+            source = _followed(reference, closed, without)
+        except CaptureError:
+            break  # now it is another module that cannot be traced, and that one cannot be closed
+        if _is_better(reference, source, best):
+            best = source
+    tell_lost_mode(reference.model, best)
+    return best
+
+
+def _is_better(reference: Reference, source: Source, best: Source) -> bool:
+    """Whether train mode is right in `source`, where it was not in `best`, or not for every batch."""
+    lost, before = lost_train_mode(source), lost_train_mode(best)
+    if lost is not None and (not lost.has_graph or before is None or before.has_graph):
+        return False
+    if before is not None and before.has_graph and not leaves_channels(source):
+        return False
+    graph = (source.training or source).module
+    return behaves_alike(reference.model, graph, reference.args, reference.kwargs)
+
+
+def _followed(reference: Reference, closed: Sequence[Refusal], without: Collection[str]) -> Source:
+    """With these modules closed, and those that do what no graph does."""
+    refusals = list(closed)
+    while True:
+        opaque = {refusal.node for refusal in refusals}
+        try:
+            source = _captured(reference, opaque, "; ".join(map(str, refusals)), without)
         except TracingFailed as failure:
             if not failure.is_followed or not failure.where or failure.where in opaque:
                 raise _more_than_a_graph(reference.model, failure) from failure.cause
-            opaque = opaque | {failure.where}
             refusals.append(Refusal(f"{failure.cause}, which a graph does not", failure.where, "opaque", limit=True))
         else:
             source.refusals[:0] = refusals
             return source
 
 
-def _captured(reference: Reference, opaque: set[str], why: str) -> Source:
+def _captured(reference: Reference, opaque: set[str], why: str, without: Collection[str]) -> Source:
     """By the first front end that can; TracingFailed if a module does what no graph does. `why`: some are opaque."""
     model, args, kwargs = reference.model, reference.args, reference.kwargs
     left_out = _left_out(model, args, kwargs)
@@ -75,16 +121,21 @@ def _captured(reference: Reference, opaque: set[str], why: str) -> Source:
             raise TracingFailed(error.where or "", error) from error
         return module
 
+    export: list[Other] = [] if opaque else [("export", lambda: _export_watched(model, args, kwargs, widen=True))]
+    by_size: Other = ("fx", lambda: take(ExampleSizes(model, args, kwargs)))
     try:
-        return _with_closed(_in_both_modes(model, args, kwargs, "fx", take), opaque)
+        if "plain" in without:
+            raise TracingFailed("", ValueError("what it followed is not what the model does"))
+        return _with_closed(_in_both_modes(model, args, kwargs, "fx", take, [by_size, *export]), opaque)
     except TracingFailed as failure:
         if failure.is_followed:
             raise
         first = failure
     reference.compute()  # the other front ends need not make the same calls, or go another way for other numbers
-    by_sizes = _traced_by_sizes(model, args, kwargs, lambda: take(ExampleSizes(model, args, kwargs)), reference.outputs)
-    if by_sizes is not None:
-        return _with_closed(by_sizes, opaque)
+    if "by sizes" not in without:
+        by_sizes = _traced_by_sizes(model, args, kwargs, by_size[1], export, reference.outputs)
+        if by_sizes is not None:
+            return _with_closed(by_sizes, opaque)
     second: Exception = RuntimeError(f"not tried, as it would look into a module that {why}")
     try:
         if not opaque:
@@ -101,7 +152,8 @@ def _export_watched(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         with buffers_restored(model), plain_attributes_restored(model), state_watched(model):
             model(*copy.deepcopy(args), **copy.deepcopy(kwargs))  # torch.export itself puts attributes back
-        module = export_graph(model, args, kwargs, widen=widen)
+        with sizes_watched():
+            module = export_graph(model, args, kwargs, widen=widen)
         write_switches(module, args, kwargs)
         write_detaches(module, args, kwargs)
         return module
@@ -131,11 +183,12 @@ def _traced_by_sizes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     take: Callable[[], fx.GraphModule],
+    others: Sequence[Other],
     reference: list[torch.Tensor],
 ) -> Source | None:
     """fx once more, where the code asks for sizes; None if that does not do what the model does."""
     try:
-        source = _in_both_modes(model, args, kwargs, "fx", take)
+        source = _in_both_modes(model, args, kwargs, "fx", take, others)
         if any(str(node.target).startswith("*") and node.users for node in source.module.graph.nodes):
             return None  # how many arguments there are is not a matter of sizes
         with same_draws():
@@ -159,11 +212,20 @@ def _exported(reference: Reference) -> Source:
 
 
 def _exported_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, widen: bool) -> Source:
-    source = _in_both_modes(model, args, kwargs, "export", lambda: _export_watched(model, args, kwargs, widen=widen))
+    taken: list[fx.GraphModule] = []
+
+    def take() -> fx.GraphModule:
+        taken.append(_export_watched(model, args, kwargs, widen=widen))
+        return taken[-1]
+
+    source = _in_both_modes(model, args, kwargs, "export", take)
+    written_out = any(one.meta.get(WRITTEN_OUT) for one in taken) and lost_train_mode(source) is None
+    if written_out and not behaves_alike(model, (source.training or source).module, args, kwargs):
+        raise RuntimeError("a transform of torch.func, written out, does not do the same")
     with plain_attributes_restored(model):
         refuse_small_sizes(model, source.module, args, kwargs)
     if source.training is not None:
-        with _train_mode(model), plain_attributes_restored(model):
+        with train_mode(model), plain_attributes_restored(model):
             refuse_small_sizes(model, source.training.module, args, kwargs)
     return source
 
@@ -182,17 +244,18 @@ def _in_both_modes(
     kwargs: dict[str, Any],
     front_end: str,
     take: Callable[[], fx.GraphModule],
+    others: Sequence[Other] = (),
 ) -> Source:
-    """Captured in eval mode, and in train mode too where the code asks for the mode."""
+    """Captured in eval mode, and in train mode too where the code asks for the mode; `others` may do the latter."""
     with mode_readers() as readers:
         module = take()
     if front_end == "fx":
         return (
-            _captured_again(model, args, kwargs, front_end, module, take)
+            _captured_again(model, args, kwargs, front_end, module, take, others)
             if readers
             else _source(model, module, args, kwargs)
         )
-    follows = not _hooked_followers(model) and not has_detached_layer(module.graph)
+    follows = not (_hooked_followers(model) or has_detached_layer(module.graph) or module.meta.get(WRITTEN_OUT))
     if follows and not readers.difference(FOLLOWING_LAYERS):
         return _source(model, module, args, kwargs, front_end)
     # A second export is slow. Often the layers alone make the difference between the modes: then one graph does.
@@ -229,71 +292,50 @@ def _captured_again(
     front_end: str,
     module: fx.GraphModule,
     take: Callable[[], fx.GraphModule],
+    others: Sequence[Other] = (),
 ) -> Source:
     """Capture in train mode as well, and make one graph of both, or keep two."""
     source = Source(module, args, kwargs, front_end)
-    training = None
     try:
-        with _train_mode(model):
+        with train_mode(model):
             training = take()
     except Exception as error:
-        followed = isinstance(error, TracingFailed) and error.is_followed
-        if followed and (front_end == "fx" or error.where):  # type: ignore[attr-defined]
+        if isinstance(error, TracingFailed) and error.is_followed and (front_end == "fx" or error.where):
             raise
-        what = f"it {error.__cause__}" if followed else type(error).__name__
-        reason = f"could not be captured in train mode ({what}); the eval path is kept in both"
-        source.refusals.append(Refusal(reason, "forward", "training", limit=True))
-    if training is not None:
-        mark_layer_calls(model, module.graph, training.graph)
+        _train_by_another(model, _finished(model, source), others, error)
+        return source
+    mark_layer_calls(model, module.graph, training.graph)
     apart = front_end == "export" and _hooked_followers(model)
-    if training is not None and (apart or not merge_modes(module, training)):
+    if apart or not merge_modes(module, training):
         source.training = _finished(model, Source(training, args, kwargs, front_end))
     return _finished(model, source)
 
 
-def behaves_alike(model: nn.Module, graph: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether model and graph do the same in train mode: outputs, gradients, statistics and random numbers drawn."""
-    seen, forms = [], []
-    for one in (model, graph):
+def _train_by_another(model: nn.Module, source: Source, others: Sequence[Other], error: Exception) -> None:
+    """The train-mode graph of the first front end whose graph does what the model does there, for any batch."""
+    args, kwargs = source.args, source.kwargs
+    for front_end, take in others:
         try:
-            with _train_mode(model), torch.random.fork_rng(devices=[]), torch.enable_grad():
-                graph.train()
-                torch.manual_seed(0)
-                result = one(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-                outputs = tensors_in(result)
-                gradients = _gradients(outputs, list(model.parameters()))
-                buffers = [buffer.detach().clone() for buffer in model.buffers()]
-                seen.append([*(output.detach() for output in outputs), *gradients, *buffers, torch.get_rng_state()])
-                forms.append(torch.utils._pytree.tree_structure(result))
+            with train_mode(model), plain_attributes_restored(model):
+                graph = take()
+                mark_layer_calls(model, source.module.graph, graph.graph)
+                found = _source(model, graph, args, kwargs, front_end)
+                if front_end == "export":
+                    refuse_small_sizes(model, found.module, args, kwargs)
+                    take_signature(found.module, source.module.graph, args, kwargs)
         except Exception:
-            return False
-        finally:
-            graph.eval()
-    return forms[0] == forms[1] and all_close(*seen)
-
-
-def _gradients(outputs: list[torch.Tensor], parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Of the sum of all outputs, as one tensor: some are nothing but rounding. Zero where there is none."""
-    total = [y.sum() for y in outputs if y.requires_grad]
-    trained = [p for p in parameters if p.requires_grad]
-    if not total or not trained:
-        return []
-    found = torch.autograd.grad(total, trained, allow_unused=True)
-    both = zip(trained, found, strict=True)
-    return [torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in both])]
-
-
-@contextmanager
-def _train_mode(model: nn.Module) -> Iterator[None]:
-    """Train mode for a while; flags and buffers as before afterwards."""
-    modes = [(m, m.training) for m in model.modules()]
-    with buffers_restored(model):
-        model.train()
-        try:
-            yield
-        finally:
-            for module, was in modes:
-                module.training = was
+            continue
+        if behaves_alike(model, found.module, args, kwargs):
+            source.training = found
+            if takes_other_batches(model, found.module, args, kwargs):
+                return
+    followed = isinstance(error, TracingFailed) and error.is_followed
+    inner = error.cause if isinstance(error, TracingFailed) else error
+    cause = f"it {inner}" if followed else _told(inner)
+    reason = f"could not be captured in train mode ({cause}); the eval path is kept in both"
+    where = error.where if isinstance(error, TracingFailed) else ""
+    has_graph = source.training is not None
+    source.refusals.append(TrainModeLost(reason, "forward", "training", "", True, where, cause, has_graph))
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -333,14 +375,17 @@ def _partial(
             raise CaptureError(
                 f"{type(model).__name__} could not be captured as a graph",
                 expected="a forward that torch.fx or torch.export can follow",
-                found=f"fx: {first}; torch.export: {type(second).__name__}: {str(second).splitlines()[0]}",
+                found=f"fx: {first}; torch.export: {_told(second)}",
                 where=first.where or "the model's own forward",
-                fix="move the data-dependent part into a submodule: tgfx keeps that one as it is and gates the rest",
+                fix="move what they cannot follow (decisions on numbers, torch.func.grad) into a submodule: tgfx keeps "
+                "that one as it is and gates the rest",
             ) from failure.cause
         opaque.add(failure.where)
         refusals.append(Refusal(f"could not be traced: {failure}".splitlines()[0], failure.where, "opaque"))
+        by_size: Other = ("fx", lambda: take(ExampleSizes(model, args, kwargs), opaque, open_wrapped=False))
+        take_all = partial(take, None, opaque, open_wrapped=False)
         try:
-            source = _in_both_modes(model, args, kwargs, "fx", lambda: take(None, opaque, open_wrapped=False))
+            source = _in_both_modes(model, args, kwargs, "fx", take_all, [by_size])
         except TracingFailed as error:
             if error.is_followed and error.where not in opaque:
                 raise
@@ -349,6 +394,11 @@ def _partial(
             break
     source.refusals[:0] = refusals
     return _with_closed(source, opaque)
+
+
+def _told(error: BaseException) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
 
 
 def _finished(model: nn.Module, source: Source) -> Source:

@@ -15,9 +15,13 @@ from torch.utils import _pytree as pytree
 from tgfx.capture.assumed import AssumedSizes
 from tgfx.capture.quiet import quiet
 from tgfx.capture.regions import unwrap_regions
+from tgfx.capture.transforms import write_out_transforms
+from tgfx.capture.uniform_draws import UniformDraws
 from tgfx.ir.containers import CannotBuildError, building, is_container_type
 from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.tree import find, named_tensors
+
+WRITTEN_OUT = "tgfx_written_out"  # in the meta of a graph that transforms of torch.func were written out in
 
 
 def export_graph(
@@ -30,6 +34,7 @@ def export_graph(
     program = _program(model, args, kwargs, widen)
     with quiet():
         module = program.module(check_guards=False)  # it would be a module of torch's own making, which cannot be cut
+        transformed = write_out_transforms(module)
     graph = module.graph
     unwrap_regions(module)
     _bring_constants(module, model)
@@ -41,6 +46,7 @@ def export_graph(
             node.target = torch._assert  # what was assumed of sizes that numbers decide; this one is not taken for dead
     AssumedSizes(graph).check()
     _put_output_together(graph)
+    own.meta[WRITTEN_OUT] = transformed
     return own
 
 
@@ -88,7 +94,8 @@ def _program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wi
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     def taken() -> ExportedProgram:
-        return export(model, args, kwargs, dynamic_shapes=_free(model, args, kwargs), strict=False)
+        with UniformDraws():
+            return export(model, args, kwargs, dynamic_shapes=_free(model, args, kwargs), strict=False)
 
     with quiet():
         try:

@@ -164,8 +164,11 @@ def _same_tensor(module: fx.GraphModule, a: fx.Node, other: fx.GraphModule, b: f
 
 
 def _essential(graph: fx.Graph) -> list[fx.Node]:
-    """Nodes in order, without batch counters of layers (only train mode moves them) and tensors that nobody reads."""
-    counts = {node for node in graph.nodes if counts_batches(node)}
+    """Nodes in order, without batch counters of layers (only train mode moves them), and what nobody reads.
+
+    That is tensors of the model, and random numbers that were drawn for a question with one answer (uniform_draws.py).
+    """
+    counts = {node for node in graph.nodes if counts_batches(node) or (op_name(node) == "rand" and not node.users)}
     unread = {node for node in graph.nodes if node.op == "get_attr" and counts.issuperset(node.users)}
     return [n for n in graph.nodes if n not in counts and n not in unread and not _only_lays_out(n)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.fx import _symbolic_trace
 
+from tgfx.capture.asked_types import types_watched
 from tgfx.capture.attention import is_plain_attention, multihead_attention
 from tgfx.capture.autocast_off import OFF
 from tgfx.capture.not_in_graph import (
@@ -27,7 +27,9 @@ from tgfx.capture.not_in_graph import (
 )
 from tgfx.capture.own_tensors_mode import OwnTensorsTraced
 from tgfx.capture.sizes import PLAIN, ExampleSizes, Unknown
+from tgfx.capture.traced_value import InPlaceProxy
 from tgfx.capture.without_gradients import MARK
+from tgfx.capture.wrapped_forward import called_by_name, named_parameters, takes_more
 from tgfx.choice import Choice
 from tgfx.ir.containers import building, is_container_type
 from tgfx.ir.lazy_module import LazyGraphModule
@@ -44,65 +46,6 @@ _TRANSFORMER = (
 )
 
 
-class InPlaceProxy(fx.Proxy):
-    """`x += y` stays in place: plain fx makes it `x = x + y`, which is slower, and wrong if x has another name."""
-
-    def _in_place(self, function: Callable, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.itruediv, other)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Written as a change of a view, which passes know how to cut, and which fx can load again."""
-        if not all(map(_makes_a_view, index if isinstance(index, tuple) else (index,))):
-            raise fx.proxy.TraceError("the model writes to places that a tensor tells")
-        view = self[index]
-        if isinstance(value, bool | int | float):
-            view.fill_(value)
-        else:
-            view.copy_(value)
-
-    def __ceil__(self) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", math.ceil, (self,), {})
-
-    def __floor__(self) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", math.floor, (self,), {})
-
-    def __round__(self, digits: int | None = None) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", round, (self, digits), {})
-
-    def __len__(self) -> int:
-        return self.tracer.to_length(self)  # type: ignore[attr-defined]
-
-    def __getattr__(self, name: str) -> fx.proxy.Attribute:
-        return InPlaceAttribute(self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("node", "tracer") and hasattr(torch.Tensor, name):
-            raise NotInGraphError(f"assigns to .{name} of a tensor")
-        super().__setattr__(name, value)
-
-
-class InPlaceAttribute(fx.proxy.Attribute, InPlaceProxy):
-    """`x.shape` and its like: asked the same way as the values that they are made from."""
-
-
-def _makes_a_view(index: Any) -> bool:
-    """Whether x[index] shares memory with x; a traced bound of a slice is a size."""
-    plain = index is None or index is ... or isinstance(index, slice)
-    return plain or (isinstance(index, int) and not isinstance(index, bool))
-
-
 class GateTracer(fx.Tracer):
     """Traces a model; records where it fails so that the caller may keep that submodule closed."""
 
@@ -114,6 +57,8 @@ class GateTracer(fx.Tracer):
         self._began: list[Surroundings] = []  # of the root, and of each module on the path
         self.autocast_regions: list[torch.autocast] = []  # that the code is in just now
         self.failed_at: str | None = None
+        self.has_ended = False
+        self._unanswered: tuple[Exception, list[str]] | None = None  # the first question, and where it was asked
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         self.fixed = dict(concrete_args or {})
@@ -122,16 +67,27 @@ class GateTracer(fx.Tracer):
         if self.open_wrapped:
             _symbolic_trace._wrapped_fns_to_patch.clear()
         try:
-            with torch.enable_grad(), python_watched(self), OwnTensorsTraced(self):
+            with torch.enable_grad(), python_watched(self), types_watched(self), OwnTensorsTraced(self):
                 self._began = [surroundings()]
                 with self._noticed(root, ""):
-                    return super().trace(root)
+                    graph = super().trace(root)
+                self._refuse_unanswered()
+                return graph
         finally:
+            self.has_ended = True
             _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """Arguments that are fixed keep their place in the signature; giving another value is an error."""
-        fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        if inspect.unwrap(root_fn) is root_fn:
+            fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        else:  # the wrapper itself takes (*args, **kwargs)
+            if self.sizes is not None and not self.opaque and takes_more(root_fn):
+                raise fx.proxy.TraceError("how many arguments there are is not a matter of sizes")
+            told = named_parameters(root_fn)
+            signature, inside = inspect.signature(root_fn), inspect.unwrap(root_fn)
+            args = [self.root, *(self._proxy_placeholder(name, None, signature, inside) for name in told)]
+            fn = called_by_name(root_fn, told)
         for index, arg in enumerate(args):
             if not isinstance(arg, fx.Proxy) or str(arg.node.target) not in self.fixed:
                 continue
@@ -166,17 +122,58 @@ class GateTracer(fx.Tracer):
             return super().iter(obj)
         return iter([obj[index] for index in range(self.to_length(obj))])
 
+    def to_hashed(self, obj: fx.Proxy) -> tuple[bool, Any]:
+        """(True, the value), or where it is a tensor, which has its identity only, (False, None)."""
+        value = self._known(obj, _unhashed)
+        if isinstance(value, torch.Tensor):
+            return False, None
+        return True, self._pinned(obj, value, _unhashed)
+
+    def to_printed(self, obj: fx.Proxy) -> Any:
+        return self._pinned(obj, self._known(obj, _unprinted), _unprinted)
+
+    def is_kind(self, obj: fx.Proxy, kinds: Any) -> bool:
+        return isinstance(self._known(obj, _untyped), kinds)
+
+    def lacks(self, obj: fx.Proxy, name: str, *, asked: bool) -> bool:
+        """Whether the value has no such attribute; where that is not known, it may be used, but not `asked` for."""
+        if self.sizes is None and not asked:
+            return False
+        value = self._known(obj, _untyped if asked else lambda: None)
+        return value is not None and not hasattr(value, name)
+
+    def _pinned(self, obj: fx.Proxy, value: Any, otherwise: Callable[[], Any]) -> Any:
+        """A value that the model's own code is told as it is: in other calls it has to be the same."""
+        if not _is_plain(value):
+            return self._other(otherwise)
+        same = tuple(value) if isinstance(value, tuple) else value
+        self._check(obj, operator.eq, (obj, same), value)
+        return value
+
     def _known(self, obj: fx.Proxy, otherwise: Callable[[], Any]) -> Any:
         try:
             if self.sizes is not None:
                 return self.sizes.value(obj.node)
         except Unknown:
             pass
-        return otherwise()
+        return self._other(otherwise)
 
     def _plain(self, obj: fx.Proxy, otherwise: Callable[[], Any]) -> Any:
         answer = self._known(obj, otherwise)
-        return answer if isinstance(answer, PLAIN) else otherwise()
+        return answer if isinstance(answer, PLAIN) else self._other(otherwise)
+
+    def _other(self, otherwise: Callable[[], Any]) -> Any:
+        try:
+            return otherwise()
+        except Exception as error:
+            self._unanswered = self._unanswered or (error, list(self.path))
+            raise
+
+    def _refuse_unanswered(self) -> None:
+        """`try: k = table[x.shape[1]]; except Exception: k = 1` goes on, but as if the answer were no."""
+        if self._unanswered is not None:
+            error, self.path = self._unanswered
+            raise error
 
     def _check(self, obj: fx.Proxy, function: Callable, args: tuple, answer: Any) -> None:
         if self.sizes is None or self.sizes.is_about_device(obj.node):
@@ -324,6 +321,22 @@ def acts_on_mode(module: nn.Module) -> bool:
     kind = type(module)
     own = not kind.__module__.startswith("torch.nn") and not issubclass(kind, Choice)  # a choice is always looked into
     return own and _mentions_training(kind) and not has_state(module)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (type(value) in (tuple, torch.Size) and all(map(_is_plain, value)))
+
+
+def _unhashed() -> NoReturn:
+    raise fx.proxy.TraceError("the model hashes a traced value")
+
+
+def _untyped() -> NoReturn:
+    raise fx.proxy.TraceError("the model asks a traced value for its type")
+
+
+def _unprinted() -> NoReturn:
+    raise fx.proxy.TraceError("the model makes a text of a traced value")
 
 
 def _unknown_length() -> NoReturn:

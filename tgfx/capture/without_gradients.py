@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from tgfx.capture.not_in_graph import CannotRunError, NotInGraphError
 from tgfx.ir.dead_code import has_effect
+from tgfx.ir.fake_run import Tensors, run_on_example
 from tgfx.ir.source import Source, tensors_in
 
 MARK = "tgfx_no_grad"  # on nodes that ran where gradients were off: the module that switched them off
@@ -28,9 +28,9 @@ def write_detaches(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[s
     marked = [node for node in module.graph.nodes if MARK in node.meta and node.op.startswith("call")]
     if not marked:
         return
-    run = _Gradients(module)
+    inputs = Source(module, args, kwargs, "fx").flat_inputs()
     try:
-        run.run(*Source(module, args, kwargs, "fx").flat_inputs(), enable_io_processing=False)
+        run = run_on_example(module, lambda tensors: _Gradients(module, tensors), inputs)
     except Exception as error:
         where = marked[0].meta[MARK]
         reason = f"runs under torch.no_grad, in a way that cannot be followed ({error})"
@@ -42,16 +42,16 @@ def write_detaches(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[s
 
 
 class _Gradients(fx.Interpreter):
-    """Runs the graph on fake tensors, with a gradient wherever there may ever be one."""
+    """Runs the graph with a gradient wherever there may ever be one."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, tensors: Tensors) -> None:
         super().__init__(module)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.tensors = tensors
         self.recording: dict[str, Any] = {}  # marked nodes that would record gradients if these were on, and results
         self.kept: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        with self.mode, torch.set_grad_enabled(MARK not in n.meta):
+        with self.tensors.entered(), torch.set_grad_enabled(MARK not in n.meta):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             result = self._called(n, args, kwargs)
         if n.op in ("placeholder", "get_attr"):
@@ -74,10 +74,10 @@ class _Gradients(fx.Interpreter):
     def _with_gradient(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        fake = self.mode.from_tensor(value.detach())
+        own = self.tensors.stand_in(value)
         buffer = not isinstance(value, nn.Parameter) and any(value is b for b in self.module.buffers())
         with torch.enable_grad():
-            return fake.requires_grad_().clone() if fake.is_floating_point() and not buffer else fake
+            return own.requires_grad_().clone() if own.is_floating_point() and not buffer else own
 
 
 def _wanting(args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -80,7 +80,7 @@ def pack_graph(graph: fx.Graph) -> dict[str, Any]:
 def _target(target: Any) -> Any:
     if isinstance(target, torch._ops.OpOverload):
         return _Op(str(target))
-    home, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    home, name = str(getattr(target, "__module__", "")), getattr(target, "__name__", "")
     if "<locals>" in getattr(target, "__qualname__", "") and getattr(sys.modules.get(home), name, None) is target:
         return _Named(home, name)
     return target

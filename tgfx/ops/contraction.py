@@ -43,16 +43,16 @@ def convolution(call: Call) -> None:
     batch_layers = [x for x in rec.ids(x).layers if x.shape[0] > 1 and x.numel() == x.shape[0]]
     rec.give(call.out, layers + batch_layers)
     space = (x if transposed else call.out).shape[2:]
-    factor = 2 * x.shape[0] * math.prod(space)
+    factor, samples = 2 * math.prod(space), (x, 0)  # which may hold channels
     taps = rec.taps(weight)
     if taps is None:
-        rec.work(factor * math.prod(weight.shape[2:]), [(weight, 0), (weight, 1)], counted=True)
+        rec.work(factor * math.prod(weight.shape[2:]), [samples, (weight, 0), (weight, 1)], counted=True)
     else:
         rec.read("zero", taps, [(weight, taps)])
-        rec.work(factor, [(weight, 0), with_channels(taps, w_in)], counted=True)
+        rec.work(factor, [samples, (weight, 0), with_channels(taps, w_in)], counted=True)
     rec.out_channels(weight, out_ids)
     ins = w_in if groups == 1 else x_in
-    rec.layer(_conv_shape(call), ins, out_ids)
+    rec.layer(_conv_shape(call), ins, out_ids, rows=samples)
 
 
 def with_channels(taps: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

@@ -324,13 +324,15 @@ def _with_argument(copy: fx.Node, position: int, key: str, value: Any) -> fx.Nod
 
 def _normalized_shape(cut: Cut, node: fx.Node, copy: fx.Node) -> Any:
     x = node.args[0] if node.args else node.kwargs["input"]
-    ndim = len(cut.before(x))  # type: ignore[arg-type]
-    (args, kwargs) = cut.seen(node)
+    before, (args, kwargs) = cut.before(x), cut.seen(node)  # type: ignore[arg-type]
     shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-    first = ndim - len(shape)
-    if all(cut.kept(x, axis) is None for axis in range(first, ndim)):  # type: ignore[arg-type]
+    axes = range(len(before) - len(shape), len(before))
+    if all(cut.kept(x, axis) is None for axis in axes):  # type: ignore[arg-type]
         return copy
-    new = [size_after(cut, x, axis) for axis in range(first, ndim)]  # type: ignore[arg-type]
+    given = copy.args[1] if len(copy.args) > 1 else copy.kwargs["normalized_shape"]
+    sizes = zip(_one_by_one(cut, given, shape, copy), axes, strict=True)
+    with cut.graph.inserting_before(copy):
+        new = [_scaled(cut, size, before[axis], size_after(cut, x, axis)) for size, axis in sizes]  # type: ignore[arg-type]
     return _with_argument(copy, 1, "normalized_shape", new)
 
 

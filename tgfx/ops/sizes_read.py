@@ -56,7 +56,7 @@ def _original(cut: Cut, x: Any, axis: int, now: fx.Node | None) -> Any:
 
 def _may_hold_samples(cut: Cut, x: Any, axis: int) -> bool:
     """Whether the axis may be longer at another batch: seen on the example, or its size was left to a reshape."""
-    if cut.repeats(x, axis):
+    if cut.repeats(x, axis) or op_name(x) in ("flatten", "ravel"):
         return True
     if op_name(x) not in ("view", "reshape") or any(isinstance(value, torch.dtype) for value in x.args):
         return False

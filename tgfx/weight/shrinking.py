@@ -8,7 +8,6 @@ import warnings
 import torch
 from torch import Tensor, fx, nn
 
-from tgfx.capture.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.errors import GranularityError, VerificationError
 from tgfx.gates import Elementwise
 from tgfx.ir.autocast_switch import refuse_autocast
@@ -17,6 +16,7 @@ from tgfx.ir.portable import make_portable
 from tgfx.ir.rng import untouched_rng
 from tgfx.ops.weight_gate import row_blocks
 from tgfx.passes.insert_gates import BANK
+from tgfx.rounded_drop_path import replace_rounded_drop_paths
 from tgfx.verify import as_model_takes, compared, eval_mode
 from tgfx.weight.gated import WeightGatedModule
 
