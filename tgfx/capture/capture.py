@@ -16,27 +16,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tgfx.capture.arguments import put_by_position
 from tgfx.capture.asked_of_export import sizes_watched
 from tgfx.capture.autocast_off import write_switches
+from tgfx.capture.both_modes import Other, in_both_modes
 from tgfx.capture.exported import WRITTEN_OUT, export_graph, has_batch_of_one
-from tgfx.capture.layer_calls import mark_layer_calls
-from tgfx.capture.modes import FOLLOWING_LAYERS, has_detached_layer, merge_modes, mode_readers
 from tgfx.capture.not_in_graph import CannotRunError, NotInGraphError, state_watched
-from tgfx.capture.out_arguments import write_out_arguments
 from tgfx.capture.quiet import quiet
-from tgfx.capture.raising import raise_layers
 from tgfx.capture.reference import Reference, run_kept
-from tgfx.capture.signature import take_signature
 from tgfx.capture.sizes import ExampleSizes
 from tgfx.capture.small_sizes import refuse_small_sizes
-from tgfx.capture.tracer import TracingFailed, trace
+from tgfx.capture.tracer import TracingFailed, told, trace
 from tgfx.capture.train_mode import (
-    TrainModeLost,
     behaves_alike,
     leaves_channels,
     lost_train_mode,
-    takes_other_batches,
     tell_lost_mode,
     train_mode,
 )
@@ -45,16 +38,10 @@ from tgfx.errors import CaptureError
 from tgfx.ir.buffers import buffers_restored
 from tgfx.ir.compare import all_close
 from tgfx.ir.draws import same_draws
-from tgfx.ir.lazy_module import LazyGraphModule
 from tgfx.ir.plain_attributes import plain_attributes_restored
 from tgfx.ir.refusal import Refusal
 from tgfx.ir.remembered import Remembered
 from tgfx.ir.source import Source, tensors_in
-from tgfx.ir.tree import named_modules, named_tensors, put_in_order, put_tensor
-from tgfx.ops.modules import has_hooks
-
-# a front end that has not been tried yet, and how it takes the graph
-Other = tuple[str, Callable[[], fx.GraphModule]]
 
 
 def capture(reference: Reference, without: Collection[str] = ()) -> Source:
@@ -126,7 +113,7 @@ def _captured(reference: Reference, opaque: set[str], why: str, without: Collect
     try:
         if "plain" in without:
             raise TracingFailed("", ValueError("what it followed is not what the model does"))
-        return _with_closed(_in_both_modes(model, args, kwargs, "fx", take, [by_size, *export]), opaque)
+        return _with_closed(in_both_modes(model, args, kwargs, "fx", take, [by_size, *export]), opaque)
     except TracingFailed as failure:
         if failure.is_followed:
             raise
@@ -188,7 +175,7 @@ def _traced_by_sizes(
 ) -> Source | None:
     """fx once more, where the code asks for sizes; None if that does not do what the model does."""
     try:
-        source = _in_both_modes(model, args, kwargs, "fx", take, others)
+        source = in_both_modes(model, args, kwargs, "fx", take, others)
         if any(str(node.target).startswith("*") and node.users for node in source.module.graph.nodes):
             return None  # how many arguments there are is not a matter of sizes
         with same_draws():
@@ -218,7 +205,7 @@ def _exported_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         taken.append(_export_watched(model, args, kwargs, widen=widen))
         return taken[-1]
 
-    source = _in_both_modes(model, args, kwargs, "export", take)
+    source = in_both_modes(model, args, kwargs, "export", take)
     written_out = any(one.meta.get(WRITTEN_OUT) for one in taken) and lost_train_mode(source) is None
     if written_out and not behaves_alike(model, (source.training or source).module, args, kwargs):
         raise RuntimeError("a transform of torch.func, written out, does not do the same")
@@ -236,106 +223,6 @@ def _gives(graph: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], expe
             return all_close(expected, run_kept(graph, *copy.deepcopy((args, kwargs)), Remembered()))
     except Exception:
         return False
-
-
-def _in_both_modes(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    front_end: str,
-    take: Callable[[], fx.GraphModule],
-    others: Sequence[Other] = (),
-) -> Source:
-    """Captured in eval mode, and in train mode too where the code asks for the mode; `others` may do the latter."""
-    with mode_readers() as readers:
-        module = take()
-    if front_end == "fx":
-        return (
-            _captured_again(model, args, kwargs, front_end, module, take, others)
-            if readers
-            else _source(model, module, args, kwargs)
-        )
-    follows = not (_hooked_followers(model) or has_detached_layer(module.graph) or module.meta.get(WRITTEN_OUT))
-    if follows and not readers.difference(FOLLOWING_LAYERS):
-        return _source(model, module, args, kwargs, front_end)
-    # A second export is slow. Often the layers alone make the difference between the modes: then one graph does.
-    untouched = _copied(module, model)
-    source = _source(model, module, args, kwargs, front_end)
-    if behaves_alike(model, source.module, args, kwargs):
-        return source
-    return _captured_again(model, args, kwargs, front_end, untouched, take)
-
-
-def _hooked_followers(model: nn.Module) -> bool:
-    """Layers with hooks stay written out by torch.export, with the mode baked in."""
-    return any(isinstance(module, FOLLOWING_LAYERS) and has_hooks(module) for module in model.modules())
-
-
-def _source(
-    model: nn.Module, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], front_end: str = "fx"
-) -> Source:
-    return _finished(model, Source(module, args, kwargs, front_end))
-
-
-def _copied(module: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
-    graph = fx.Graph()
-    result = graph.graph_copy(module.graph, {})
-    graph.output(result)
-    graph._codegen = module.graph._codegen
-    return LazyGraphModule(model, graph, class_name=type(model).__name__)
-
-
-def _captured_again(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    front_end: str,
-    module: fx.GraphModule,
-    take: Callable[[], fx.GraphModule],
-    others: Sequence[Other] = (),
-) -> Source:
-    """Capture in train mode as well, and make one graph of both, or keep two."""
-    source = Source(module, args, kwargs, front_end)
-    try:
-        with train_mode(model):
-            training = take()
-    except Exception as error:
-        if isinstance(error, TracingFailed) and error.is_followed and (front_end == "fx" or error.where):
-            raise
-        _train_by_another(model, _finished(model, source), others, error)
-        return source
-    mark_layer_calls(model, module.graph, training.graph)
-    apart = front_end == "export" and _hooked_followers(model)
-    if apart or not merge_modes(module, training):
-        source.training = _finished(model, Source(training, args, kwargs, front_end))
-    return _finished(model, source)
-
-
-def _train_by_another(model: nn.Module, source: Source, others: Sequence[Other], error: Exception) -> None:
-    """The train-mode graph of the first front end whose graph does what the model does there, for any batch."""
-    args, kwargs = source.args, source.kwargs
-    for front_end, take in others:
-        try:
-            with train_mode(model), plain_attributes_restored(model):
-                graph = take()
-                mark_layer_calls(model, source.module.graph, graph.graph)
-                found = _source(model, graph, args, kwargs, front_end)
-                if front_end == "export":
-                    refuse_small_sizes(model, found.module, args, kwargs)
-                    take_signature(found.module, source.module.graph, args, kwargs)
-        except Exception:
-            continue
-        if behaves_alike(model, found.module, args, kwargs):
-            source.training = found
-            if takes_other_batches(model, found.module, args, kwargs):
-                return
-    followed = isinstance(error, TracingFailed) and error.is_followed
-    inner = error.cause if isinstance(error, TracingFailed) else error
-    cause = f"it {inner}" if followed else _told(inner)
-    reason = f"could not be captured in train mode ({cause}); the eval path is kept in both"
-    where = error.where if isinstance(error, TracingFailed) else ""
-    has_graph = source.training is not None
-    source.refusals.append(TrainModeLost(reason, "forward", "training", "", True, where, cause, has_graph))
 
 
 def _left_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -375,7 +262,7 @@ def _partial(
             raise CaptureError(
                 f"{type(model).__name__} could not be captured as a graph",
                 expected="a forward that torch.fx or torch.export can follow",
-                found=f"fx: {first}; torch.export: {_told(second)}",
+                found=f"fx: {first}; torch.export: {told(second)}",
                 where=first.where or "the model's own forward",
                 fix="move what they cannot follow (decisions on numbers, torch.func.grad) into a submodule: tgfx keeps "
                 "that one as it is and gates the rest",
@@ -385,7 +272,7 @@ def _partial(
         by_size: Other = ("fx", lambda: take(ExampleSizes(model, args, kwargs), opaque, open_wrapped=False))
         take_all = partial(take, None, opaque, open_wrapped=False)
         try:
-            source = _in_both_modes(model, args, kwargs, "fx", take_all, [by_size])
+            source = in_both_modes(model, args, kwargs, "fx", take_all, [by_size])
         except TracingFailed as error:
             if error.is_followed and error.where not in opaque:
                 raise
@@ -394,36 +281,3 @@ def _partial(
             break
     source.refusals[:0] = refusals
     return _with_closed(source, opaque)
-
-
-def _told(error: BaseException) -> str:
-    """In one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-
-
-def _finished(model: nn.Module, source: Source) -> Source:
-    """Everything the model holds is there under its old name, also what the graph does not use."""
-    module = source.module
-    module.train(model.training)
-    write_out_arguments(module)
-    put_by_position(module)
-    raise_layers(module, model)
-    have = dict(named_modules(module, repeat=True))
-    for name, child in named_modules(model, repeat=True):
-        if name and name not in have and _leaf(child):
-            module.add_submodule(name, child)
-    named = {name for name, _ in named_tensors(module)}
-    for name, tensor in named_tensors(model):
-        if name not in named:
-            put_tensor(module, name, tensor, model)
-    have = dict(named_modules(module, repeat=True))
-    for name, child in named_modules(model, repeat=True):
-        if name in have:
-            have[name].training = child.training
-            have[name]._non_persistent_buffers_set |= child._non_persistent_buffers_set
-    put_in_order(module, model)
-    return source
-
-
-def _leaf(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.") and not list(module.children())

@@ -376,3 +376,8 @@ class TracingFailed(Exception):
     def is_followed(self) -> bool:
         """Whether fx did follow the code, which does more than a graph can."""
         return isinstance(self.cause, NotInGraphError)
+
+
+def told(error: BaseException) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tgfx.capture import capture, copy_model, example_inputs_for, prepare
+from tgfx.capture.attempts import by_any_front_end
 from tgfx.errors import AlreadyGatedError, InputError, NothingToGateError
 from tgfx.gated import GatedModule
 from tgfx.ir.facts import ChannelMap
@@ -118,8 +119,7 @@ def _without_gates(model: nn.Module, example_inputs: Any) -> Subject:
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy_model(model).eval()
         reference = prepare(mine, args, kwargs)
-        source = capture(reference)
-        channels = analysed(source, reference)
+        source, channels = by_any_front_end(reference, capture, lambda source: (source, analysed(source, reference)))
         coupling = couple(channels)
         sizes = {name: tuple(parameter.shape) for name, parameter in source.module.named_parameters()}
         cost = build_cost(channels, coupling, sizes)

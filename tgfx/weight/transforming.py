@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tgfx.capture import capture, copy_model, example_inputs_for, prepare
+from tgfx.capture.attempts import by_any_front_end
 from tgfx.choice import Choice
 from tgfx.errors import GranularityError, NothingToGateError, StrictError
 from tgfx.gates import GateSpec
@@ -38,11 +39,15 @@ def transform_weights(
         modes = {name: module.training for name, module in mine.named_modules()}
         mine.eval()
         reference = prepare(mine, args, kwargs, rehearse=False)
-        source = capture(reference)
-        observed("capture", source, source)
-        with same_draws():
-            uses = observed("weight_uses", find_weights(source), source)
-        check_capture(source, reference)
+
+        def understood(source: Source) -> tuple[Source, WeightUses]:
+            observed("capture", source, source)
+            with same_draws():
+                uses = observed("weight_uses", find_weights(source), source)
+            check_capture(source, reference)
+            return source, uses
+
+        source, uses = by_any_front_end(reference, capture, understood)
         kept = _kept(source, uses, ignored)
         if strict:
             _refuse_unknown(source, kept)
