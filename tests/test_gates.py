@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import tgfx
 from tgfx.errors import InputError
 from tgfx.gates import GateSettings, GateSpec, TrainableGate, binary_gate, trainable_gate
 
@@ -285,6 +286,20 @@ class TestPortability:
         assert torch.equal(compiled(), gate())
         gate.eval()
         assert torch.equal(compiled(), gate())
+
+
+@pytest.mark.parametrize("granularity", ["channel", "weight"])
+def test_random_gates_follow_the_seed(granularity: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 4)
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        torch.rand(5 * seed)  # only the seed counts
+        before = torch.get_rng_state()
+        gated = tgfx.transform(model, x, granularity=granularity, gate=GateSpec(init="random"))
+        assert torch.equal(before, torch.get_rng_state())
+        drawn.append(torch.cat([gate.weight.detach().flatten() for gate in gated.gates.values()]))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 class TestSpec:

@@ -119,7 +119,8 @@ class TrainableGate(nn.Module):
 
     `init="constant"` starts every weight at `init_value`; with the default of 1, and M an integer, s is
     exactly 0 and so TG exactly 1. `"random"` is the paper's "simple random" initialisation; the paper names
-    no distribution, we draw uniformly from (0, `init_value`] so that every step gate starts open. A tensor,
+    no distribution, we draw uniformly from (0, `init_value`] so that every step gate starts open; `transform` draws by
+    the seed of the last torch.manual_seed, and leaves the state as it is. A tensor,
     or a callable from size to tensor, gives the weights themselves. `"magnitude"` is for granularity "weight" only:
     |w| over its mean times `init_value`, so that small weights close first.
     `shape` and `binary` may be lambdas, but the gate can then not be pickled.

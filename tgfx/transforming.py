@@ -100,6 +100,7 @@ def _transformed(
     strict: bool,
 ) -> GatedModule:
     """Gates over channels, heads, layers and choices, the arguments of `transform` checked."""
+    seed = torch.initial_seed()  # random gates are other ones after another torch.manual_seed; asking draws nothing
     with untouched_rng(), torch.no_grad(), spelled_out():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = _copied(model)
@@ -128,7 +129,7 @@ def _transformed(
         if not coupling.groups:
             raise _nothing_to_gate(model, granularities, coupling.frozen)
         placement, gated_graph, training_graph = _with_gates(source, channels, coupling, switches)
-        bank = _bank(coupling, gate, gates)
+        bank = _bank(coupling, gate, gates, seed)
         root = mirror(source.module, gated_graph.twins)
         root.add_module(BANK, bank)
         root.add_module(INDEX, gated_graph.indices)
@@ -337,8 +338,8 @@ def _with_gates(
     return placement, gated_graph, insert_gates(source.training, also, like=gated_graph).graph
 
 
-def _bank(coupling: Coupling, spec: GateSpec, choices: Sequence[TakenGate]) -> GateBank:
-    generator = torch.Generator().manual_seed(0)
+def _bank(coupling: Coupling, spec: GateSpec, choices: Sequence[TakenGate], seed: int) -> GateBank:
+    generator = torch.Generator().manual_seed(seed)
     own = {taken.name: taken.gate for taken in choices}
     return GateBank(
         {

@@ -33,6 +33,7 @@ def transform_weights(
 ) -> WeightGatedModule:
     """What `tgfx.transform(model, granularity="weight")` does, its arguments checked."""
     _refuse_computed_weights(model)
+    seed = torch.initial_seed()  # see tgfx/transforming.py
     with untouched_rng(), torch.no_grad():
         args, kwargs = example_inputs_for(model, example_inputs)
         mine = copy_model(model)
@@ -59,7 +60,7 @@ def transform_weights(
         training = source.training
         training_graph = insert_weight_gates(training, set(names)) if training is not None else None
         root = mirror(source.module, {})
-        root.add_module(BANK, _bank(source.module, names, gate))
+        root.add_module(BANK, _bank(source.module, names, gate, seed))
     for name, module in root.named_modules():
         module.training = modes.get(name, modes[""])
     facts = WeightFacts(source, uses, kept, cost, type(model).__name__, tuple(sorted(ignored)))
@@ -120,9 +121,9 @@ def _nothing_to_gate(model: nn.Module, uses: WeightUses, kept: dict[str, Refusal
     )
 
 
-def _bank(module: nn.Module, names: list[str], spec: GateSpec) -> WeightBank:
+def _bank(module: nn.Module, names: list[str], spec: GateSpec, seed: int) -> WeightBank:
     """Gates lie where their weights lie; in double precision only for weights that are."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     parameters = dict(module.named_parameters())
     gates = {}
     for name in names:
