@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +63,7 @@ class Task:
     rule: Literal["default", "paper"] = "default"
     weight: float | None = None
     gate_lr: float | None = None
+    adam: bool = False
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -70,6 +71,7 @@ class Task:
         names += ["rule", "weight", "gate_lr"] if self.rule == "paper" else []  # older results of the default have none
         same = {name: getattr(self, name) for name in names}
         same |= {"gates": "drawn by seed"} if self.rule == "paper" else {}
+        same |= {"optimizer": "adam"} if self.adam else {}
         return {**same, "begins": digest(self.model), "images": [self.train.digest, self.measured_on.digest]}
 
 
@@ -94,6 +96,7 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
         weight=task.weight,
         lr=task.lr,
         gate_lr=task.gate_lr,
+        optimizer=_by_adam(task, gated) if task.adam else None,
         amp=torch.bfloat16 if task.bf16 else None,
         val=lambda model: {"accuracy": accuracy(model, task.measured_on)},
         val_every=every,
@@ -121,6 +124,12 @@ def curve(task: Task, shape: str, seed: int, out: Path) -> Curve:
 def _gates(task: Task, shape: str) -> tgfx.GateSpec:
     """The paper's rule begins with random gates, other ones for each seed; the default rule with open ones."""
     return tgfx.GateSpec(shape=shape, init=_drawn if task.rule == "paper" else "constant")
+
+
+def _by_adam(task: Task, gated: tgfx.GatedModule) -> torch.optim.Optimizer:
+    """Weights and gates by Adam, whose steps do not depend on how large the gates' slopes are."""
+    weights, *gates = tgfx.param_groups(gated, lr=task.lr, gate_lr=task.gate_lr)
+    return torch.optim.Adam([weights, *({**group, "eps": 1e-8} for group in gates)])
 
 
 def _drawn(size: int) -> Tensor:
@@ -164,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Curve]:
     began = time.time()
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            return _all(_quick_task(options.rule, options.weight, options.gate_lr), 1, Path(folder), began)
+            task = _quick_task(options.rule, options.weight, options.gate_lr)
+            return _all(replace(task, adam=options.adam), 1, Path(folder), began)
     model, train, test = given(options)
     task = Task(
         model,
@@ -178,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Curve]:
         options.rule,
         options.weight,
         options.gate_lr,
+        options.adam,
     )
     return _all(task, options.seeds, options.out, began)
 
@@ -211,6 +222,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     """Options that would have no effect, or that are needed."""
     if options.rule == "default" and (options.weight is not None or options.gate_lr is not None):
         parser.error("--weight and --gate-lr are for --rule paper: the default rule moves the gates by itself")
+    if options.rule == "default" and options.adam:
+        parser.error("--adam is for --rule paper")
     if options.rule == "paper" and options.weight is None:
         parser.error("--rule paper needs --weight, the lambda of equation 7")
 
@@ -223,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rule", choices=("default", "paper"), default="default")
     parser.add_argument("--weight", type=positive, help="the paper's lambda, for --rule paper")
     parser.add_argument("--gate-lr", type=positive, help="rate of the gates, for --rule paper; default: --lr")
+    parser.add_argument("--adam", action="store_true", help="train weights and gates by Adam, for --rule paper")
     parser.add_argument("--seeds", type=count, default=3)
     parser.add_argument("--steps", type=count, default=240)
     parser.add_argument("--batch", type=count, default=64)
