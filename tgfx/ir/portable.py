@@ -6,12 +6,14 @@ torch pickles an fx.GraphModule as code, which fx traces again when it is loaded
     len(x), not x            cannot be traced                                          ->  marked, as fx.wrap does
     n = self.n; n.view(3)    a buffer is no traced value: the result becomes a constant ->  n = self.n.to(weight.device)
     self.pos[:, : x.size(1)] a buffer takes no traced index                             ->  the same
+    self.p @ x               what is a buffer's own to do is written down otherwise      ->  the same
     torch.zeros(3)           nothing traced goes in: the result becomes a constant      ->  device=weight.device
 """
 
 from __future__ import annotations
 
 import operator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -43,7 +45,7 @@ def make_portable(module: fx.GraphModule, inputs: list[Any]) -> None:
     untraced: set[fx.Node] = set()  # values that are no traced ones when the code is loaded
     for node in list(module.graph.nodes):
         if node.op == "get_attr" and not isinstance(_attribute(module, node), nn.Parameter):
-            alone = any(_only(untraced | {node}, user) or _is_index(user) for user in node.users)
+            alone = any(_only(untraced | {node}, user) or _is_led_by(node, user) for user in node.users)
             if alone and device.after(node):
                 continue
             untraced.add(node)
@@ -63,8 +65,11 @@ def _only(untraced: set[fx.Node], node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and all(arg in untraced for arg in node.all_input_nodes)
 
 
-def _is_index(node: fx.Node) -> bool:
-    return node.target is operator.getitem and len(node.all_input_nodes) > 1
+def _is_led_by(first: fx.Node, node: fx.Node) -> bool:
+    """Whether a call asks its first argument what to do (buffer[i], buffer @ x), or is code that looks at it alone."""
+    if node.op != "call_function" or not node.args or node.args[0] is not first or len(node.all_input_nodes) == 1:
+        return False
+    return getattr(node.target, "__module__", "") == "_operator" or isinstance(node.target, FunctionType)
 
 
 def is_pythons(target: Any) -> bool:
