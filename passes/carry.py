@@ -58,7 +58,7 @@ def _carried(route: Route | None, node_of: dict[str, str]) -> Route | None:
     gone = [name for name in (route.node, *route.moves) if name not in node_of]
     if gone:
         raise PassError(
-            "the way of a gate to channels that share an axis with the batch is cut off",
+            "the way of a gate to channels that share an axis with samples or positions is cut off",
             pass_name="carry",
             expected="all data movement on it in the smaller model",
             found=f"none for {', '.join(gone)}",

@@ -64,7 +64,7 @@ class NodeIds:
 
 @dataclass(frozen=True)
 class Route:
-    """How a gate comes to an operand whose channels share an axis with the batch (tgfx.passes.gate_routes).
+    """How a gate comes to an operand whose channels share an axis with samples or positions (tgfx.passes.gate_routes).
 
     node: where it starts, in the shape of `layer`, expanded to the node's value; moves: nodes that move data on from
     there.
