@@ -78,6 +78,18 @@ class FreezingRecorder(RuleRecorder):
 
     # -- at the end of the run -------------------------------------------------------------------------------
 
+    def is_in_closed_box(self) -> bool:
+        """Where torch.func may run operators on tensors of its own, the axes of which no rule knows."""
+        node = self._node
+        return node is not None and node.op == "call_module" and str(node.target) in self.source.opaque
+
+    def keep_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Whatever meets in a call that its rule does not understand."""
+        for tensor in tensors_in((args, kwargs)):
+            self.freeze_all(tensor, "goes into a module that could not be traced", limit=True)
+        for tensor in tensors_in(out):
+            self._live.pop(id(tensor), None)
+
     def _freeze_outputs(self) -> None:
         output = next(node for node in self.source.module.graph.nodes if node.op == "output")
         for arg in _given_out(output):

@@ -150,6 +150,13 @@ def test_a_loaded_gated_model_is_the_same(kind: type[Net], granularity: str) -> 
         assert torch.equal(*results), step
 
 
+def test_a_model_in_another_precision_than_its_example() -> None:
+    torch.manual_seed(0)
+    gated = tgfx.transform(Alias(), torch.randn(5, 4)).eval().double()
+    again, x = loaded(tgfx.shrink(gated)), torch.randn(5, 4, dtype=torch.float64)
+    assert torch.allclose(again(x), gated(x), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_computes_what_it_did(kind: type[Net]) -> None:
     """The spelling is another one, the numbers are not: against the gated model."""

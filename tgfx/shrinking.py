@@ -70,9 +70,10 @@ def cut_to(gated: GatedModule, opened: np.ndarray, *, verify: bool = True) -> fx
         refresh_settings(facts.source.module, gated)
         dead = observed("dead_branches", _dead(gated, survivors, opened), facts.source)
         compact = cut(facts.source, facts.channels, survivors, tensors, dead, present(gated))
-        replace_rounded_drop_paths(compact, as_model_takes(facts.source.flat_inputs(), gated))
+        inputs = as_model_takes(facts.source.flat_inputs(), gated)
+        replace_rounded_drop_paths(compact, inputs)
         refuse_autocast(compact)
-        make_portable(compact, facts.source.flat_inputs())
+        make_portable(compact, inputs)
         observed("cut", compact, facts.source)
         for name, module in gated.named_modules():
             if name and has_module(compact, name):

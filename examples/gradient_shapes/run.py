@@ -133,7 +133,7 @@ def _by_adam(task: Task, gated: tgfx.GatedModule) -> torch.optim.Optimizer:
 
 
 def _drawn(size: int) -> Tensor:
-    """From (0, 1] like init="random", whose draws are the same in every run."""
+    """From (0, 1] like init="random", but by the random state: so the reported runs were begun."""
     return 1 - torch.rand(size)
 
 

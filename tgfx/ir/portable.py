@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _is_from_torch, inplace_methods, magic_methods
-from torch.utils import _pytree as pytree
+
+from tgfx.ir.fake_run import Tensors, run_on_example
 
 _IN_PLACE = {
     operator.iadd: ("add_", operator.add),
@@ -142,11 +142,7 @@ def _spell_changes_in_place(module: fx.GraphModule, inputs: list[Any]) -> None:
     changes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _IN_PLACE]
     if not changes:
         return
-    run = _Kinds(module)
-    try:
-        run.run(*inputs, enable_io_processing=False)
-    except Exception:
-        run.plain.clear()  # sizes are hardly ever changed in place
+    run = run_on_example(module, lambda tensors: _Kinds(module, tensors), inputs)
     for node in changes:
         method, function = _IN_PLACE[node.target]
         if node in run.plain:
@@ -156,19 +152,17 @@ def _spell_changes_in_place(module: fx.GraphModule, inputs: list[Any]) -> None:
 
 
 class _Kinds(fx.Interpreter):
-    """Runs the graph on fake tensors, and notes which changes are of numbers."""
+    """Notes which nodes give no tensor: a change of a number is none in place."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, tensors: Tensors) -> None:
         super().__init__(module)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.tensors = tensors
         self.plain: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
-        with self.mode, torch.no_grad():
-            result = pytree.tree_map(self._fake, super().run_node(n))
+        with self.tensors.entered(), torch.no_grad():
+            result = super().run_node(n)
         if not isinstance(result, torch.Tensor):
             self.plain.add(n)
-        return result
-
-    def _fake(self, value: Any) -> Any:
-        return self.mode.from_tensor(value.detach()) if type(value) in (torch.Tensor, nn.Parameter) else value
+        is_given = n.op in ("placeholder", "get_attr") and isinstance(result, torch.Tensor)
+        return self.tensors.stand_in(result) if is_given else result

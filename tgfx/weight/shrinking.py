@@ -64,14 +64,15 @@ def _plain(gated: WeightGatedModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(source.graph, {}))
     graph._codegen = source.graph._codegen
     sparse = fx.GraphModule(root, graph, class_name=type(source).__name__)
-    refuse_autocast(sparse)
-    make_portable(sparse, gated.facts.source.flat_inputs())
     for table in _TABLES:  # also what the graph does not use, in the model's own order
         getattr(sparse, table).clear()
         getattr(sparse, table).update(getattr(root, table))
     sparse._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
     sparse.training = gated.training
-    replace_rounded_drop_paths(sparse, as_model_takes(gated.facts.source.flat_inputs(), gated))
+    inputs = as_model_takes(gated.facts.source.flat_inputs(), gated)
+    replace_rounded_drop_paths(sparse, inputs)
+    refuse_autocast(sparse)
+    make_portable(sparse, inputs)
     return sparse
 
 
