@@ -1,4 +1,4 @@
-"""Which slices reach as far as the input happens to be long.
+"""A helper of `channels`: which slices reach as far as the input happens to be long.
 
 self.pos[:, : x.size(1)]        the example reads 10 of 16 rows, another input 12: all rows stay
 y[:, : y.shape[1] // 2]         half of the channels, however long the input is
