@@ -1,5 +1,7 @@
 """What is not cut: outputs, what the user names, and what is not understood."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -148,3 +150,25 @@ def test_standardised_weights_count_living_channels_only(front_end: str, last: n
     compact = tgfx.shrink(gated)
     assert compact.get_submodule("2").weight.shape == (5, 5, 3, 3)
     torch.testing.assert_close(compact(x), gated(x), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda y: y.as_strided(y.shape, y.stride()),
+        lambda y: y.as_strided((8, 8), (1, 8)),
+        lambda y: y.as_strided_((8, 8), (1, 8)),
+    ],
+    ids=["stays", "turned", "turned in place"],
+)
+def test_what_is_addressed_by_strides_is_kept(move: Callable) -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.middle(move(self.first(x))).relu())
+
+    gated = tgfx.transform(Strided(), torch.randn(8, 4))
+    assert list(gated.gates) == ["middle"]
